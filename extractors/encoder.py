@@ -1,0 +1,177 @@
+"""Texts in, float32 [N, D] out, the same vector whatever the batch.
+
+Batches are right-padded and run without an attention mask: with causal attention a real token never sees the padding
+behind it, positions count from 0, and the last token is found by length.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from extractors.anatomy import Anatomy, Site
+from extractors.backbone import (
+    Attention,
+    Dtype,
+    Source,
+    choose_device,
+    choose_dtype,
+    find_model,
+    load_backbone,
+    load_tokenizer,
+    skeleton,
+)
+from extractors.errors import ModelError, TextError
+from extractors.hooks import reading
+from extractors.inputs import PromptTokenizer, TokenIds, build_tokenizer, token_budget_batches
+from extractors.methods import ResolvedMethod, load_method
+from extractors.pooling import Extents, pool
+
+DEFAULT_MAX_LENGTH = 512
+# Tokens a batch, padding included: large enough to fill the device, small enough for its memory.
+DEFAULT_TOKEN_BUDGET = {"cpu": 2048, "cuda": 32768}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A model and a method fitted to each other, without the weights: cheap, and all that a driver needs."""
+
+    source: Source
+    method: ResolvedMethod
+    tokenizer: PromptTokenizer
+    width: int
+    parameters: int
+
+
+def plan(
+    model: str,
+    method: str | ResolvedMethod = "va",
+    revision: str | None = None,
+    max_length: int | None = None,
+) -> Plan:
+    """Finds the model, numbers the method's layers for it and builds the tokenizer; loads no weights.
+
+    Args:
+        model: hub id, local folder or GGUF file.
+        method: a name from the table, a YAML file, or a method already resolved.
+        max_length: in tokens, template included; by default 512, or what the model was made for if that is less.
+
+    Raises:
+        ModelError, MethodError: see their messages.
+    """
+    source = find_model(model, revision)
+    anatomy = skeleton(source)
+    resolved = method if isinstance(method, ResolvedMethod) else load_method(method).resolve(anatomy.shape)
+    width = resolved.width(anatomy.site(resolved.read, resolved.layers[0]).width)
+    limit = anatomy.max_positions
+    if limit is not None and max_length is not None and max_length > limit:
+        raise ModelError(f"max length {max_length} is more than the {limit} positions of {model!r}; give at most {limit}")
+    length = max_length or min(DEFAULT_MAX_LENGTH, limit or DEFAULT_MAX_LENGTH)
+    tokenizer = build_tokenizer(load_tokenizer(source), resolved.prompts, anatomy.embedding_rows, length)
+    parameters = sum(parameter.numel() for parameter in anatomy.model.parameters())
+    return Plan(source, resolved, tokenizer, width, parameters)
+
+
+class Encoder:
+    """A frozen model that reads one method's vectors.
+
+    >>> Encoder("Qwen/Qwen3-8B", "aligned-wva-futureeol").encode(["Bonjour", "Hello"]).shape
+    (2, 4096)
+    """
+
+    def __init__(
+        self,
+        model: str,
+        method: str | ResolvedMethod = "va",
+        *,
+        revision: str | None = None,
+        max_length: int | None = None,
+        dtype: Dtype = "auto",
+        device: str = "auto",
+        attention: Attention = "sdpa",
+        token_budget: int | None = None,
+    ) -> None:
+        planned = plan(model, method, revision, max_length)
+        chosen = choose_device(device)
+        backbone = load_backbone(planned.source, choose_dtype(dtype, chosen.type), chosen, attention)
+        self._assemble(backbone, planned.method, planned.tokenizer, token_budget)
+
+    @classmethod
+    def from_parts(
+        cls,
+        backbone: Anatomy,
+        method: ResolvedMethod,
+        tokenizer: PromptTokenizer,
+        token_budget: int | None = None,
+    ) -> "Encoder":
+        """Builds an encoder around a model that is loaded already."""
+        encoder = cls.__new__(cls)
+        encoder._assemble(backbone, method, tokenizer, token_budget)
+        return encoder
+
+    def _assemble(
+        self, backbone: Anatomy, method: ResolvedMethod, tokenizer: PromptTokenizer, token_budget: int | None
+    ) -> None:
+        self.backbone = backbone
+        self.method = method
+        self.tokenizer = tokenizer
+        self.device = next(backbone.model.parameters()).device
+        self.token_budget = token_budget or DEFAULT_TOKEN_BUDGET[self.device.type]
+        self._sites: dict[int, Site] = {layer: backbone.site(method.read, layer) for layer in method.layers}
+
+    @property
+    def width(self) -> int:
+        """The vectors' length D."""
+        return self.method.width(self._sites[self.method.layers[0]].width)
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """Embeds texts.
+
+        Returns:
+            float32 [N, D], row i for text i; [0, D] for no texts.
+
+        Raises:
+            TextError: the first text that cannot be embedded (blank, invalid Unicode), by its position.
+        """
+        rows: list[list[TokenIds]] = []
+        for position, row in enumerate(self.tokenizer.tokenize(texts)):
+            for ids in row:
+                if isinstance(ids, TextError):
+                    raise TextError(ids.code, f"text {position}: {ids}")
+            rows.append(row)  # type: ignore[arg-type]
+        return self.encode_ids(rows)
+
+    def encode_ids(self, rows: Sequence[Sequence[TokenIds]]) -> np.ndarray:
+        """Embeds tokenized texts: ``rows[i][p]`` is text i in prompt p. Returns float32 [N, D]."""
+        vectors = np.zeros((len(rows), self.width), dtype=np.float32)
+        prompts = len(self.method.prompts)
+        for prompt in range(prompts):
+            column = [row[prompt] for row in rows]
+            for batch in token_budget_batches([len(row.ids) for row in column], self.token_budget):
+                vectors[batch] += self._forward([column[i] for i in batch]) / prompts
+        return vectors
+
+    @torch.inference_mode()
+    def _forward(self, batch: Sequence[TokenIds]) -> np.ndarray:
+        ids_BN, extents = _right_padded(batch, self.device)
+        pooled: dict[int, torch.Tensor] = {}
+
+        def take(layer: int, tokens_BND: torch.Tensor) -> None:
+            pooled[layer] = pool(tokens_BND, extents, self.method.pooling)
+
+        with reading(self._sites, take):
+            self.backbone.model(input_ids=ids_BN, use_cache=False)
+        layers = [pooled[layer] for layer in self.method.layers]
+        if self.method.combine == "concat":
+            return torch.cat(layers, dim=1).cpu().numpy()
+        return torch.stack(layers).mean(dim=0).cpu().numpy()
+
+
+def _right_padded(batch: Sequence[TokenIds], device: torch.device) -> tuple[torch.Tensor, Extents]:
+    """Returns ids int64 [B, N], padded with id 0 (any id does: nobody attends to it or reads it), and the extents."""
+    ids_BN = torch.zeros((len(batch), max(len(row.ids) for row in batch)), dtype=torch.int64)
+    for row, out_N in zip(batch, ids_BN, strict=True):
+        out_N[: len(row.ids)] = torch.from_numpy(row.ids)
+    counts = torch.tensor([(len(row.ids), row.text_begin, row.text_end) for row in batch], dtype=torch.int64)
+    return ids_BN.to(device), Extents(*counts.to(device).unbind(dim=1))

@@ -1,0 +1,248 @@
+"""Prompt + texts -> token ids, and token ids -> batches.
+
+The one rule for what a user's text may become: plain pieces of the vocabulary. A text that spells a control token
+("</s>") is cut into pieces like any other; only the tokenizer's own start tokens are control tokens.
+"""
+
+import dataclasses
+import functools
+import json
+import unicodedata
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from extractors.errors import MethodError, TextError
+from extractors.prompts import SLOT, fill_in, split_template
+
+MIN_TEXT_TOKENS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenIds:
+    """One filled-in prompt.
+
+    Attributes:
+        ids: int32 [N], start tokens included; never padded.
+        text_begin: index of the first token that holds a character of the user's text.
+        text_end: one past the last such token.
+        truncated: whether some of the user's text was cut off.
+    """
+
+    ids: np.ndarray
+    text_begin: int
+    text_end: int
+    truncated: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptTokenizer:
+    """Tokenizes texts in a method's prompts. Plain data, so that it can be sent to any worker.
+
+    Attributes:
+        spec: the vocabulary as tokenizers' JSON, in which every control token is marked as such.
+        start_ids: the tokens that the model's tokenizer puts before a text (such as <s>); what it would put after a
+            text is left out, since the token after the template's last one would be read instead.
+        control_ids: ids that a text can never contain.
+        vocabulary: how many ids the model has embeddings for.
+        templates: the prompts; more than one is an ensemble.
+        max_length: in tokens, start tokens and template included.
+    """
+
+    spec: str
+    start_ids: tuple[int, ...]
+    control_ids: frozenset[int]
+    vocabulary: int
+    templates: tuple[str, ...]
+    max_length: int
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[TokenIds | TextError]]:
+        """Returns, for each text, its token ids in each template, or the error that keeps this text out.
+
+        Raises nothing for a bad text: its neighbours must not suffer.
+        """
+        faults = [_fault(text) for text in texts]
+        # The backend refuses a whole batch for one bad text.
+        sound = ["" if fault else text for text, fault in zip(texts, faults, strict=True)]
+        by_template = [self._in_template(template, sound) for template in self.templates]
+        return [
+            [fault] * len(row) if fault else list(row)
+            for fault, *row in zip(faults, *by_template, strict=True)
+        ]
+
+    def _in_template(self, template: str, texts: Sequence[str]) -> list[TokenIds | TextError]:
+        before, after = split_template(template)
+        cut = [fill_in(template, text)[: self._enough_characters] for text in texts]
+        encodings = self._backend.encode_batch([before + text + after for text in cut], add_special_tokens=False)
+        return [
+            self._one(before, text, after, encoding, cut=len(text) < len(original))
+            for original, text, encoding in zip(texts, cut, encodings, strict=True)
+        ]
+
+    def _one(self, before: str, text: str, after: str, encoding: Encoding, cut: bool) -> TokenIds | TextError:
+        try:
+            row = self._fit(before, text, after, encoding)
+            self._check(row)
+        except TextError as problem:
+            return problem
+        return dataclasses.replace(row, truncated=True) if cut else row
+
+    def _fit(self, before: str, text: str, after: str, encoding: Encoding) -> TokenIds:
+        """Cuts the text, never the template, until the whole has at most ``max_length`` tokens."""
+        room = self.max_length - len(self.start_ids)
+        if len(encoding) <= room:
+            return self._row(encoding, before, text, truncated=False)
+        if not after:
+            encoding.truncate(room)
+            return self._row(encoding, before, text, truncated=True)
+        begin, end = _span(encoding, len(before), len(before) + len(text))
+        ends = [stop for _, stop in encoding.offsets]
+        for last in range(end - (len(encoding) - room) - 1, begin - 1, -1):
+            text = text[: ends[last] - len(before)]
+            # Where the text meets the template its tokens may merge in another way, so the whole is encoded again.
+            encoding = self._backend.encode(before + text + after, add_special_tokens=False)
+            if len(encoding) <= room:
+                return self._row(encoding, before, text, truncated=True)
+        raise TextError(
+            "no-room",
+            f"no room for the text: the prompt {before + SLOT + after!r} alone has about {len(encoding)} tokens and "
+            f"the maximum length is {self.max_length}; give a larger --max-length",
+        )
+
+    def _row(self, encoding: Encoding, before: str, text: str, truncated: bool) -> TokenIds:
+        shift = len(self.start_ids)
+        begin, end = _span(encoding, len(before), len(before) + len(text))
+        ids = np.array([*self.start_ids, *encoding.ids], dtype=np.int32)
+        return TokenIds(ids, begin + shift, end + shift, truncated)
+
+    def _check(self, row: TokenIds) -> None:
+        own = row.ids[len(self.start_ids) :]
+        if not own.size:
+            raise TextError("no-tokens", "the tokenizer makes no token of this text")
+        if own.max() >= self.vocabulary:
+            raise TextError(
+                "beyond-embeddings", f"token {int(own.max())} is beyond the model's {self.vocabulary} embeddings"
+            )
+        control = self.control_ids.intersection(own.tolist())
+        if control:
+            raise TextError("control-token", f"the text was read as control tokens {sorted(control)}")
+
+    @functools.cached_property
+    def _enough_characters(self) -> int:
+        # No token is longer than the longest in the vocabulary, so what lies beyond cannot be among the first
+        # max_length tokens. Some tokenizers take more than linear time on a long run without a break.
+        return self.max_length * max(16, max(map(len, self._backend.get_vocab())))
+
+    @property
+    def _backend(self) -> Tokenizer:
+        return _tokenizer(self.spec)
+
+
+@functools.lru_cache(maxsize=2)
+def _tokenizer(spec: str) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(spec)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _span(encoding: Encoding, begin: int, end: int) -> tuple[int, int]:
+    """Returns the range of tokens that hold a character of [begin, end); (0, 0) when none does."""
+    inside = [i for i, (start, stop) in enumerate(encoding.offsets) if start < end and stop > begin]
+    return (inside[0], inside[-1] + 1) if inside else (0, 0)
+
+
+def build_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, templates: tuple[str, ...], vocabulary: int, max_length: int
+) -> PromptTokenizer:
+    """Returns the tokenizer of a method's prompts.
+
+    Args:
+        vocabulary: how many ids the model has embeddings for.
+        max_length: in tokens.
+
+    Raises:
+        MethodError: a template leaves no room for ``MIN_TEXT_TOKENS`` tokens of text.
+    """
+    backend = tokenizer.backend_tokenizer
+    spec = json.loads(backend.to_str())
+    control = _mark_control_tokens(spec, vocabulary)
+    probe = tokenizer("a").encodings[0]
+    start = probe.sequence_ids.index(0)
+    built = PromptTokenizer(
+        spec=json.dumps(spec, ensure_ascii=False, sort_keys=True),
+        start_ids=tuple(probe.ids[:start]),
+        control_ids=frozenset(control) - _unknown(spec),
+        vocabulary=vocabulary,
+        templates=templates,
+        max_length=max_length,
+    )
+    for template in templates:
+        length = len(built._backend.encode(template.replace(SLOT, ""), add_special_tokens=False))
+        if len(built.start_ids) + length + MIN_TEXT_TOKENS > max_length:
+            raise MethodError(
+                f"max length {max_length} leaves no room for text: the prompt {template!r} alone has {length} tokens; "
+                f"give a --max-length of at least {len(built.start_ids) + length + MIN_TEXT_TOKENS}"
+            )
+    return built
+
+
+def _mark_control_tokens(spec: dict[str, Any], vocabulary: int) -> list[int]:
+    """Marks all added tokens that are not ordinary text as special, in place, and returns their ids.
+
+    Ordinary text are pieces of the trained vocabulary that were registered to be matched whole (Gemma's "<h1>") and
+    runs of white space (GPT-NeoX). All else was added after training as a marker ("<think>", "<|im_end|>").
+    """
+    model = spec["model"]
+    pieces = set(model["vocab"] if isinstance(model["vocab"], dict) else (piece for piece, _ in model["vocab"]))
+    spec["truncation"] = spec["padding"] = None
+    for token in spec["added_tokens"]:
+        ordinary = token["content"] in pieces or token["content"].isspace()
+        token["special"] = token["special"] or not ordinary or token["id"] >= vocabulary
+    markers = {token["content"]: token["id"] for token in spec["added_tokens"] if token["special"]}
+    if "merges" in model:
+        # Merges derived from a piece list can rebuild "</s>" out of "</" and "s>".
+        model["merges"] = [merge for merge in model["merges"] if _joined(merge) not in markers]
+    return list(markers.values())
+
+
+def _joined(merge: str | list[str]) -> str:
+    return merge.replace(" ", "", 1) if isinstance(merge, str) else "".join(merge)
+
+
+def _unknown(spec: dict[str, Any]) -> set[int]:
+    """The ids of the unknown token, which stands for text that the vocabulary cannot spell."""
+    model = spec["model"]
+    if isinstance(model.get("unk_id"), int):
+        return {model["unk_id"]}
+    unknown = model.get("unk_token")
+    return {model["vocab"][unknown]} if unknown in model["vocab"] else set()
+
+
+def _fault(text: str) -> TextError | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        return TextError("invalid-unicode", f"not valid Unicode at character {problem.start}: {problem.reason}")
+    return TextError("blank-text", "the text has no visible character") if is_blank(text) else None
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text has no visible character: white space, control and format characters (U+200B, U+FEFF) only."""
+    return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf", "Zs", "Zl", "Zp") for char in text)
+
+
+def token_budget_batches(lengths: Sequence[int], budget: int) -> Iterator[np.ndarray]:
+    """Yields batches of row indices, longest rows first, of at most ``budget`` tokens with padding.
+
+    Rows of similar length share a batch, so little is padded; the longest first, so that memory runs out at once or
+    never. A row longer than the budget is a batch of its own.
+    """
+    order = np.argsort(-np.asarray(lengths), kind="stable")
+    begin = 0
+    while begin < len(order):
+        count = max(1, budget // max(1, lengths[order[begin]]))
+        yield order[begin : begin + count]
+        begin += count

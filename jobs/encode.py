@@ -1,0 +1,39 @@
+"""isogloss encode: Parquet shards -> Parquet vectors."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from jobs.cli import OK, TOO_MANY_QUARANTINED, run_command
+from pipeline.config import EncodeConfig
+from pipeline.encode import encode, prepare
+from pipeline.plan import describe
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    return run_command("encode", EncodeConfig, argv, _work)
+
+
+def _work(config: EncodeConfig) -> tuple[dict[str, Any], str, int]:
+    if config.plan:
+        plan, text = describe(prepare(config))
+        return plan, text, OK
+    report = encode(config)
+    allowed = config.max_quarantined * report["rows_in"]
+    status = TOO_MANY_QUARANTINED if report["rows_quarantined"] > allowed else OK
+    summary = (
+        f"{config.output}: {report['status']}, {report['rows_out']:,} vectors of {report['rows_in']:,} rows, "
+        f"{report['rows_quarantined']:,} quarantined{_listed(report['reasons'])}, {report['truncated']:,} truncated"
+    )
+    if report["duplicates"]:
+        summary += f"; {len(report['duplicates'])} id(s) stand in more than one unit, see report.json"
+    return {"output": config.output, **report}, summary, status
+
+
+def _listed(reasons: dict[str, int]) -> str:
+    return f" ({', '.join(f'{code}: {count}' for code, count in sorted(reasons.items()))})" if reasons else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""THE config: one model a command; each field with its unit, its default and what it is for.
+
+The command line and a YAML file fill the same fields (--unit-rows and unit_rows).
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(gt=0)]
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(_Config):
+    """Which model reads which method's vectors, and on what."""
+
+    model: str = Field(description="hub id (org/name), local folder, or .gguf file")
+    revision: str | None = Field(None, description="branch, tag or commit of a hub id (default: main)")
+    method: str = Field("va", description="a name from `isogloss methods`, or a YAML file that composes one")
+    max_length: Positive | None = Field(
+        None, description="longest input in tokens, template included (default: 512, or the model's limit if less)"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="of weights and activations; auto is bfloat16 on a GPU, float32 on a CPU"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is cuda where the cluster has GPUs")
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention implementation")
+    token_budget: Positive | None = Field(
+        None, description="tokens a batch, padding included (default: 2048 on a CPU, 32768 on a GPU)"
+    )
+    num_actors: Positive = Field(1, description="encoder actors, one GPU each where there are GPUs")
+
+
+class EncodeConfig(ModelConfig):
+    """Parquet shards -> Parquet vectors."""
+
+    input: list[str] = Field(min_length=1, description="Parquet file, folder or glob, local or URL; repeatable")
+    output: str = Field(description="folder for the vectors, local or URL; run again to finish what is missing")
+    id_column: str = Field("id", description="integer or string column with the rows' ids; `row` makes ids of file#row")
+    text_column: str = Field("text", description="string column to embed")
+    keep: list[str] = Field([], description="column to carry into the output; repeatable")
+    vector_dtype: Literal["float32", "float16"] = Field("float32", description="of the stored vectors")
+    unit_rows: Positive = Field(4096, description="most rows in a unit of work, the grain of resuming")
+    max_quarantined: float = Field(0.01, ge=0, le=1, description="share of rows that may be kept out before exit status 4")
+    plan: bool = Field(False, description="print what would be done and stop")
+
+
+class IndexConfig(_Config):
+    """Vectors -> a searchable index."""
+
+    vectors: str = Field(description="folder written by encode, or Parquet file(s) with id and vector columns")
+    output: str = Field(description="folder for the index")
+    kind: Literal["auto", "flat"] = Field("auto", description="flat compares with every vector, exactly; auto is flat")
+    metric: Literal["cosine", "ip", "l2"] = Field("cosine", description="cosine, inner product, or squared Euclidean")
+
+
+class SearchConfig(_Config):
+    """Queries -> hits, with the encoder recorded in the index."""
+
+    index: str = Field(description="folder written by index")
+    query: list[str] = Field([], description="a text to search for; repeatable")
+    queries: str | None = Field(
+        None, description="file of queries: .txt (one a line), .jsonl or .parquet with text (or vector), and query_id"
+    )
+    k: Positive = Field(10, description="hits a query")
+    language: str | None = Field(None, description="only hits whose kept column lang (or language) has this value")
+    output: str | None = Field(None, description="Parquet file for query_id, rank, id, score and the kept columns")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the queries are encoded")
+
+
+class EvaluateConfig(ModelConfig):
+    """Scores a method on tasks."""
+
+    task: list[str] = Field(min_length=1, description="task YAML file; repeatable")
+    output: str = Field(description="folder for <task>.json and items/<task>.parquet")
+
+
+class MethodsConfig(_Config):
+    """Lists the methods."""
+
+    model: str | None = Field(None, description="resolve layers and widths for this model")
+    revision: str | None = Field(None, description="of a hub id")
+
+
+class DemoConfig(_Config):
+    """The whole chain on real text."""
+
+    output: str = Field("demo-output", description="folder for everything the demo writes")
+    messages: Positive = Field(80, description="parallel messages, each in all nine languages")

@@ -1,0 +1,44 @@
+"""One line on the terminal that says how far a run is."""
+
+import sys
+import time
+
+_EVERY_SECONDS_TTY = 0.5
+_EVERY_SECONDS_LOG = 10.0
+
+
+class Progress:
+    """Counts finished units and prints units, rows, tokens a second and the time left."""
+
+    def __init__(self, units: int, rows: int) -> None:
+        self.units, self.rows = units, rows
+        self.done_units = self.done_rows = self.done_tokens = 0
+        self._began = time.monotonic()
+        self._printed = 0.0
+        self._tty = sys.stderr.isatty()
+
+    def add(self, rows: int, tokens: int) -> None:
+        """Counts one more finished unit."""
+        self.done_units += 1
+        self.done_rows += rows
+        self.done_tokens += tokens
+        pause = _EVERY_SECONDS_TTY if self._tty else _EVERY_SECONDS_LOG
+        if time.monotonic() - self._printed >= pause or self.done_units == self.units:
+            self._print()
+
+    def _print(self) -> None:
+        self._printed = time.monotonic()
+        elapsed = self._printed - self._began
+        left = elapsed * (self.rows - self.done_rows) / max(1, self.done_rows)
+        line = (
+            f"units {self.done_units}/{self.units} · rows {self.done_rows:,}/{self.rows:,} · "
+            f"{self.done_tokens / max(elapsed, 1e-9):,.0f} tokens/s · ETA {_clock(left)}"
+        )
+        end = "\n" if not self._tty or self.done_units == self.units else ""
+        print(f"\r{line}" if self._tty else line, end=end, file=sys.stderr, flush=True)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"

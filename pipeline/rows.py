@@ -1,0 +1,166 @@
+"""Rows of a unit -> the texts that can be tokenized, and the rows that are kept out, each with its reason."""
+
+import dataclasses
+from typing import Any
+
+import pyarrow as pa
+
+from extractors.errors import TextError
+from extractors.inputs import PromptTokenizer, TokenIds
+from pipeline.errors import RowKeptOut
+from pipeline.source import Layout, Unit, plain_type, read_unit
+from pipeline.store import QUARANTINE_SCHEMA
+
+Id = int | str
+
+
+@dataclasses.dataclass
+class Quarantine:
+    """Collects what is kept out of one source."""
+
+    source: str
+    rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def add(self, row: int | None, identifier: Id | None, reason: str, detail: str) -> None:
+        """Records one row; ``row`` is None for a file that cannot be read at all."""
+        spelled = None if identifier is None else str(identifier)
+        entry = {"source": self.source, "row": row, "id": spelled, "reason": reason, "detail": detail}
+        self.rows.append(entry)
+
+    def table(self) -> pa.Table:
+        """Returns the quarantine file's content."""
+        return pa.Table.from_pylist(self.rows, schema=QUARANTINE_SCHEMA)
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizedUnit:
+    """A unit that is ready for the encoder.
+
+    Attributes:
+        rows_in: rows of the unit; an unreadable file counts as one.
+        intact: False when the file as a whole could not be used, so that the unit is tried again in the next run.
+        positions: each row's position in its file.
+        carried: ids and kept columns of the same rows.
+        tokens: ``tokens[i][p]`` is row i in prompt p.
+    """
+
+    rows_in: int
+    intact: bool
+    positions: list[int]
+    carried: pa.Table
+    tokens: list[list[TokenIds]]
+    quarantine: Quarantine
+
+
+def tokenize_unit(unit: Unit, layout: Layout, tokenizer: PromptTokenizer) -> TokenizedUnit:
+    """Reads and tokenizes one unit; every row of it comes out either as tokens or in the quarantine."""
+    quarantine = Quarantine(unit.source)
+    try:
+        table = read_unit(unit, layout)
+        texts = _strings(table.column(layout.text_column), layout.text_column)
+        ids = _ids(table, unit, layout)
+        kept = {field.name: _values(table.column(field.name), field) for field in layout.kept}
+    except RowKeptOut as fault:
+        _keep_out_whole(unit, fault, quarantine)
+        empty = _carried([], {field.name: pa.array([], field.type) for field in layout.kept}, layout)
+        return TokenizedUnit(len(quarantine.rows), False, [], empty, [], quarantine)
+    good, tokens = _good_rows(unit, texts, ids, list(kept.values()), tokenizer, quarantine)
+    chosen = {field.name: pa.array([kept[field.name][i] for i in good], field.type) for field in layout.kept}
+    carried = _carried([ids[i] for i in good], chosen, layout)
+    positions = [unit.row_start + i for i in good]
+    return TokenizedUnit(table.num_rows, True, positions, carried, tokens, quarantine)
+
+
+def _keep_out_whole(unit: Unit, fault: RowKeptOut, quarantine: Quarantine) -> None:
+    rows = [None] if unit.rows is None else range(unit.row_start, unit.row_start + unit.rows)
+    for row in rows:
+        quarantine.add(row, None, fault.code, str(fault))
+
+
+def _good_rows(
+    unit: Unit,
+    texts: list[str | RowKeptOut | None],
+    ids: list[Id | RowKeptOut | None],
+    kept: list[list[Any]],
+    tokenizer: PromptTokenizer,
+    quarantine: Quarantine,
+) -> tuple[list[int], list[list[TokenIds]]]:
+    # A fault of the text keeps its row out; its place in the batch is taken by a blank that is refused below.
+    spelled = [text if isinstance(text, str) else "" for text in texts]
+    good, tokens, owner = [], [], {}
+    for i, (text, identifier, row) in enumerate(zip(texts, ids, tokenizer.tokenize(spelled), strict=True)):
+        fault = _fault(text, identifier, [column[i] for column in kept], row)
+        known = identifier if isinstance(identifier, int | str) else None
+        if fault is None and known in owner:
+            fault = RowKeptOut("duplicate-id", f"row {unit.row_start + owner[known]} of the same file keeps this id")
+        if fault is not None:
+            quarantine.add(unit.row_start + i, known, fault.code, str(fault))
+            continue
+        owner[known] = i
+        good.append(i)
+        tokens.append(row)
+    return good, tokens  # type: ignore[return-value]
+
+
+def _fault(
+    text: str | RowKeptOut | None, identifier: Id | RowKeptOut | None, kept: list[Any], row: list[TokenIds | TextError]
+) -> RowKeptOut | TextError | None:
+    if identifier is None:
+        return RowKeptOut("null-id", "the id is null")
+    if text is None:
+        return RowKeptOut("null-text", "the text is null")
+    found = [problem for problem in (identifier, text, *kept, *row) if isinstance(problem, RowKeptOut | TextError)]
+    return found[0] if found else None
+
+
+def _ids(table: pa.Table, unit: Unit, layout: Layout) -> list[Any]:
+    if layout.id_column is None:
+        return [f"{unit.source}#{unit.row_start + i}" for i in range(table.num_rows)]
+    column = table.column(layout.id_column)
+    if pa.types.is_null(column.type):
+        return [None] * len(column)
+    if layout.id_type == pa.string():
+        return _strings(column, layout.id_column)
+    try:
+        return column.cast(pa.int64()).to_pylist()
+    except pa.ArrowInvalid as problem:
+        raise RowKeptOut("column-type", f"column {layout.id_column}: {problem}") from None
+
+
+def _strings(column: pa.ChunkedArray, name: str) -> list[Any]:
+    """Returns a column's strings; None for null, and for bytes that are not UTF-8 what is wrong with them."""
+    if pa.types.is_null(column.type):
+        return [None] * len(column)
+    if plain_type(column.type) != pa.string():
+        raise RowKeptOut("column-type", f"column {name} has type {column.type}; it must be a string column")
+    try:
+        # Arrow checks no string on reading, so bytes of any kind get this far.
+        return _plain(column).to_pylist()
+    except UnicodeDecodeError:
+        return [_decoded(value) for value in _plain(column).cast(pa.large_binary()).to_pylist()]
+
+
+def _decoded(value: bytes | None) -> str | RowKeptOut | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError as problem:
+        return RowKeptOut("invalid-unicode", f"not UTF-8 at byte {problem.start}: {problem.reason}")
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if not pa.types.is_dictionary(column.type):
+        return column
+    return pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
+
+
+def _values(column: pa.ChunkedArray, field: pa.Field) -> list[Any]:
+    if field.type == pa.string():
+        return _strings(column, field.name)
+    try:
+        return _plain(column).cast(field.type).to_pylist()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
+        raise RowKeptOut("column-type", f"column {field.name}: {problem}") from None
+
+
+def _carried(ids: list[Any], kept: dict[str, Any], layout: Layout) -> pa.Table:
+    return pa.table({"id": pa.array(ids, layout.id_type), **kept})

@@ -1,0 +1,99 @@
+"""Folders on any file system fsspec knows, with the one guarantee the rest relies on: a name appears whole or not at all."""
+
+import os
+import uuid
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import fsspec
+from fsspec.core import url_to_fs
+
+from pipeline.errors import UsageError
+
+_PARALLEL_READS = 32
+
+
+class Folder:
+    """A folder at a local path or URL."""
+
+    def __init__(self, root: str) -> None:
+        self.fs, path = open_path(root)
+        self.path = path.rstrip("/")
+        self.url = self.fs.unstrip_protocol(self.path) if not self.is_local else self.path
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it lies on this machine's own file system."""
+        return is_local(self.fs)
+
+    def at(self, name: str) -> str:
+        """Returns the path of a name within the folder."""
+        return f"{self.path}/{name}"
+
+    def names(self, folder: str) -> dict[str, int]:
+        """Returns the names in a subfolder with their sizes in bytes; {} when there is none. Never from a cache."""
+        self.fs.invalidate_cache()
+        try:
+            found = self.fs.ls(self.at(folder), detail=True)
+        except FileNotFoundError:
+            return {}
+        files = ((entry["name"].rsplit("/", 1)[-1], entry) for entry in found if entry["type"] == "file")
+        return {name: entry["size"] for name, entry in files if not name.startswith(".")}
+
+    def exists(self, name: str) -> bool:
+        """Whether the name is there now."""
+        self.fs.invalidate_cache()
+        return self.fs.exists(self.at(name))
+
+    def read(self, name: str) -> bytes:
+        """Returns a file's bytes. Raises FileNotFoundError."""
+        return self.fs.cat_file(self.at(name))
+
+    def read_all(self, names: Iterable[str]) -> list[bytes]:
+        """Returns the bytes of many small files, in order."""
+        with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+            return list(pool.map(self.read, names))
+
+    def publish(self, name: str, content: bytes) -> None:
+        """Writes a file so that readers see all of it or none, replacing an older one."""
+        path = self.at(name)
+        if not self.is_local:
+            # An object store shows an object only when its upload is complete.
+            self.fs.pipe_file(path, content)
+            return
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{uuid.uuid4().hex}")
+        try:
+            with open(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            raise
+
+    def remove(self, name: str) -> None:
+        """Deletes a file if it is there."""
+        self.fs.invalidate_cache()
+        if self.fs.exists(self.at(name)):
+            self.fs.rm_file(self.at(name))
+
+
+def open_path(path: str) -> tuple[Any, str]:
+    """Returns the file system and the path within it; local paths become absolute.
+
+    Raises:
+        UsageError: a URL scheme that no installed file system serves.
+    """
+    try:
+        return url_to_fs(path if "://" in path else os.path.abspath(os.path.expanduser(path)))
+    except (ValueError, ImportError) as problem:
+        raise UsageError(f"{path}: {problem}") from None
+
+
+def is_local(fs: Any) -> bool:
+    """Whether a file system is this machine's own."""
+    return isinstance(fs, fsspec.implementations.local.LocalFileSystem)

@@ -1,0 +1,188 @@
+"""THE on-disk format of a vectors folder; the only file that names a file in it.
+
+A unit of work is done when its commit is there, and the commit is written last. Whatever no commit names does not count.
+"""
+
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import UsageError
+from pipeline.storage import Folder
+
+FORMAT_VERSION = 1
+
+RUN = "run.json"
+REPORT = "report.json"
+_VECTORS, _QUARANTINE, _COMMITS = "vectors", "quarantine", "commits"
+
+VECTOR_COLUMNS = ("id", "vector", "n_tokens", "truncated")
+
+QUARANTINE_SCHEMA = pa.schema(
+    [
+        pa.field("source", pa.string(), nullable=False),
+        # Position in the file; null when the file as a whole could not be read.
+        pa.field("row", pa.int64()),
+        pa.field("id", pa.string()),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("detail", pa.string(), nullable=False),
+    ]
+)
+
+
+def vector_schema(id_type: pa.DataType, kept: list[pa.Field], width: int, vector_dtype: str) -> pa.Schema:
+    """Returns the schema of vectors/*.parquet."""
+    element = {"float32": pa.float32(), "float16": pa.float16()}[vector_dtype]
+    return pa.schema(
+        [
+            pa.field("id", id_type, nullable=False),
+            *kept,
+            pa.field("vector", pa.list_(element, width), nullable=False),
+            pa.field("n_tokens", pa.int32(), nullable=False),
+            pa.field("truncated", pa.bool_(), nullable=False),
+        ]
+    )
+
+
+def fingerprint(identity: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of an identity (canonical JSON: sorted keys, no spaces)."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class VectorStore:
+    """One vectors folder."""
+
+    def __init__(self, root: str) -> None:
+        self.folder = Folder(root)
+
+    @property
+    def url(self) -> str:
+        """The folder's path or URL."""
+        return self.folder.url
+
+    def run(self) -> dict[str, Any] | None:
+        """Returns run.json, or None when no run was started here."""
+        try:
+            return json.loads(self.folder.read(RUN))
+        except FileNotFoundError:
+            return None
+
+    def check_identity(self, identity: Mapping[str, Any]) -> bool:
+        """Returns whether this run was started here before; False for a folder without a run.
+
+        Raises:
+            UsageError: the folder holds another run; names what differs.
+        """
+        run = self.run()
+        if run is None:
+            if self.folder.names(_COMMITS) or self.folder.names(_VECTORS):
+                raise UsageError(f"output {self.url} holds vectors but no {RUN}; give an empty folder")
+            return False
+        if run["fingerprint"] != fingerprint(identity):
+            raise UsageError(
+                f"output {self.url} belongs to another run: {differences(run['identity'], identity)}. "
+                "Give another --output, or the options of that run; nothing was changed"
+            )
+        return True
+
+    def start(self, identity: Mapping[str, Any], how: Mapping[str, Any]) -> None:
+        """Writes run.json: the identity, its fingerprint, and ``how`` to load the encoder again."""
+        content = {"fingerprint": fingerprint(identity), "identity": identity, **how}
+        self.folder.publish(RUN, _json(content))
+
+    def commits(self) -> dict[str, dict[str, Any]]:
+        """Returns the commits by unit, without those whose files are gone."""
+        names = [name for name in self.folder.names(_COMMITS) if name.endswith(".json")]
+        contents = self.folder.read_all(f"{_COMMITS}/{name}" for name in names)
+        commits = {commit["unit"]: commit for commit in map(json.loads, contents)}
+        present = {
+            f"{folder}/{name}" for folder in (_VECTORS, _QUARANTINE) for name in self.folder.names(folder)
+        }
+        return {
+            unit: commit
+            for unit, commit in commits.items()
+            if all(file["path"] in present for file in commit["files"])
+        }
+
+    def publish_unit(self, commit: dict[str, Any], vectors: pa.Table | None, quarantine: pa.Table) -> None:
+        """Writes a unit's files and then its commit, to which the files' names and hashes are added."""
+        unit = commit["unit"]
+        files = []
+        for folder, table in ((_VECTORS, vectors), (_QUARANTINE, quarantine if quarantine.num_rows else None)):
+            if table is None:
+                continue
+            path, content = f"{folder}/{unit}.parquet", _parquet(table)
+            self.folder.publish(path, content)
+            files.append({"path": path, "rows": table.num_rows, "sha256": hashlib.sha256(content).hexdigest()})
+        self.folder.publish(f"{_COMMITS}/{unit}.json", _json({**commit, "files": files}))
+
+    def withdraw(self, unit: str) -> None:
+        """Removes a unit's commit, then its files."""
+        self.folder.remove(f"{_COMMITS}/{unit}.json")
+        for folder in (_VECTORS, _QUARANTINE):
+            self.folder.remove(f"{folder}/{unit}.parquet")
+
+    def iter_vectors(self, columns: list[str] | None = None) -> Iterator[tuple[dict[str, Any], pa.Table]]:
+        """Yields (commit, table) for every committed unit with vectors, in the order of source and row."""
+        for commit in sorted(self.commits().values(), key=lambda c: (c["source"], c["row_start"])):
+            for file in commit["files"]:
+                if file["path"].startswith(f"{_VECTORS}/"):
+                    yield commit, self._table(file["path"], columns)
+
+    def _table(self, path: str, columns: list[str] | None) -> pa.Table:
+        return pq.read_table(io.BytesIO(self.folder.read(path)), columns=columns, page_checksum_verification=True)
+
+    def report(self) -> dict[str, Any] | None:
+        """Returns report.json, or None when no run ended here."""
+        try:
+            return json.loads(self.folder.read(REPORT))
+        except FileNotFoundError:
+            return None
+
+    def write_report(self, report: Mapping[str, Any]) -> None:
+        """Writes report.json."""
+        self.folder.publish(REPORT, _json(report))
+
+
+def vectors_of(table: pa.Table) -> np.ndarray:
+    """Returns a vectors table's vectors as float32 [N, D] (a copy unless they are float32 already)."""
+    column = table.column("vector").combine_chunks()
+    width = column.type.list_size
+    return column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width).astype(np.float32, copy=False)
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> str:
+    """Returns what differs between two identities, as "key: there → here" with dotted keys."""
+    found = []
+    for key in sorted({*ours, *theirs}):
+        a, b = ours.get(key), theirs.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found.append(differences(a, b, f"{prefix}{key}."))
+        elif a != b:
+            found.append(f"{prefix}{key} {a!r} there, {b!r} here")
+    return "; ".join(part for part in found if part)
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, indent=1, ensure_ascii=False).encode()
+
+
+def _parquet(table: pa.Table) -> bytes:
+    buffer = io.BytesIO()
+    compression = {name: "none" if name == "vector" else "zstd" for name in table.column_names}
+    # Parquet names the leaf of a list column with its path.
+    leaves = {("vector.list.element" if name == "vector" else name): codec for name, codec in compression.items()}
+    pq.write_table(
+        table,
+        buffer,
+        compression=leaves,
+        use_dictionary=[name for name in table.column_names if name != "vector"],
+        write_page_checksum=True,
+    )
+    return buffer.getvalue()

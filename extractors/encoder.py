@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from extractors.anatomy import Anatomy, Site
 from extractors.backbone import (
     Attention,
     Dtype,
@@ -35,7 +34,12 @@ DEFAULT_TOKEN_BUDGET = {"cpu": 2048, "cuda": 32768}
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A model and a method fitted to each other, without the weights: cheap, and all that a driver needs."""
+    """A model and a method fitted to each other, without the weights: cheap, plain data, and all that a driver needs.
+
+    Attributes:
+        width: the vectors' length D.
+        parameters: how many weights the decoder has.
+    """
 
     source: Source
     method: ResolvedMethod
@@ -92,38 +96,33 @@ class Encoder:
         attention: Attention = "sdpa",
         token_budget: int | None = None,
     ) -> None:
-        planned = plan(model, method, revision, max_length)
-        chosen = choose_device(device)
-        backbone = load_backbone(planned.source, choose_dtype(dtype, chosen.type), chosen, attention)
-        self._assemble(backbone, planned.method, planned.tokenizer, token_budget)
+        self._load(plan(model, method, revision, max_length), dtype, device, attention, token_budget)
 
     @classmethod
-    def from_parts(
+    def from_plan(
         cls,
-        backbone: Anatomy,
-        method: ResolvedMethod,
-        tokenizer: PromptTokenizer,
+        planned: Plan,
+        *,
+        dtype: Dtype = "auto",
+        device: str = "auto",
+        attention: Attention = "sdpa",
         token_budget: int | None = None,
     ) -> "Encoder":
-        """Builds an encoder around a model that is loaded already."""
+        """Loads the weights for a plan that was made (and perhaps sent from another machine)."""
         encoder = cls.__new__(cls)
-        encoder._assemble(backbone, method, tokenizer, token_budget)
+        encoder._load(planned, dtype, device, attention, token_budget)
         return encoder
 
-    def _assemble(
-        self, backbone: Anatomy, method: ResolvedMethod, tokenizer: PromptTokenizer, token_budget: int | None
+    def _load(
+        self, planned: Plan, dtype: Dtype, device: str, attention: Attention, token_budget: int | None
     ) -> None:
-        self.backbone = backbone
-        self.method = method
-        self.tokenizer = tokenizer
-        self.device = next(backbone.model.parameters()).device
+        self.device = choose_device(device)
+        self.backbone = load_backbone(planned.source, choose_dtype(dtype, self.device.type), self.device, attention)
+        self.method = planned.method
+        self.tokenizer = planned.tokenizer
+        self.width = planned.width
         self.token_budget = token_budget or DEFAULT_TOKEN_BUDGET[self.device.type]
-        self._sites: dict[int, Site] = {layer: backbone.site(method.read, layer) for layer in method.layers}
-
-    @property
-    def width(self) -> int:
-        """The vectors' length D."""
-        return self.method.width(self._sites[self.method.layers[0]].width)
+        self._sites = {layer: self.backbone.site(self.method.read, layer) for layer in self.method.layers}
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Embeds texts.

@@ -36,8 +36,6 @@ class Work:
     shards: list[Shard]
     todo: list[Unit]
     done: int
-    width: int
-    parameters: int
     is_new: bool
     how: dict[str, Any]
 
@@ -77,9 +75,7 @@ def prepare(config: EncodeConfig) -> Work:
     units = list(cut_units(shards, config.unit_rows))
     done = _still_valid(store, shards, units)
     job = EncodeJob(
-        source=planned.source,
-        method=planned.method,
-        tokenizer=planned.tokenizer,
+        plan=planned,
         layout=layout,
         identity=identity,
         output=store.url,
@@ -89,7 +85,7 @@ def prepare(config: EncodeConfig) -> Work:
         token_budget=config.token_budget,
     )
     todo = [unit for unit in units if unit.name not in done]
-    return Work(job, store, shards, todo, len(done), planned.width, planned.parameters, is_new, how)
+    return Work(job, store, shards, todo, len(done), is_new, how)
 
 
 def make_identity(planned: Plan, dtype: str, vector_dtype: str) -> dict[str, Any]:

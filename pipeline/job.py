@@ -3,9 +3,8 @@
 import dataclasses
 from typing import Any
 
-from extractors.backbone import Attention, Source
-from extractors.inputs import PromptTokenizer
-from extractors.methods import ResolvedMethod
+from extractors.backbone import Attention
+from extractors.encoder import Plan
 from pipeline.source import Layout
 from pipeline.store import fingerprint
 
@@ -15,14 +14,12 @@ class EncodeJob:
     """One encode run.
 
     Attributes:
-        identity: what shapes the vectors; see CONTRACT of run.json in the README.
+        identity: what shapes the vectors, as run.json holds it.
         threads: CPU threads of an encoder; None for all cores.
         token_budget: tokens a batch; None for the device's default.
     """
 
-    source: Source
-    method: ResolvedMethod
-    tokenizer: PromptTokenizer
+    plan: Plan
     layout: Layout
     identity: dict[str, Any]
     output: str

@@ -16,17 +16,17 @@ def describe(work: Work) -> tuple[dict[str, Any], str]:
         "units_to_do": len(work.todo),
         "units_done": work.done,
         "rows_to_do": rows,
-        "width": work.width,
-        "parameters": work.parameters,
-        "output_bytes": rows * work.width * bytes_each,
+        "width": work.job.plan.width,
+        "parameters": work.job.plan.parameters,
+        "output_bytes": rows * work.job.plan.width * bytes_each,
         "identity": work.job.identity,
         "fingerprint": work.job.fingerprint,
     }
     text = (
         f"{plan['inputs']} file(s), {len(unreadable)} of them unreadable; {plan['units_to_do']} unit(s) with "
         f"{rows:,} rows to do, {work.done} unit(s) done\n"
-        f"model of {work.parameters:,} parameters in {work.job.identity['dtype']} on {work.job.device}; "
-        f"vectors of {work.width} values, about {plan['output_bytes'] / 2**20:,.1f} MiB\n"
+        f"model of {work.job.plan.parameters:,} parameters in {work.job.identity['dtype']} on {work.job.device}; "
+        f"vectors of {work.job.plan.width} values, about {plan['output_bytes'] / 2**20:,.1f} MiB\n"
         "nothing was started or written"
     )
     return plan, text

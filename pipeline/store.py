@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -148,13 +147,6 @@ class VectorStore:
     def write_report(self, report: Mapping[str, Any]) -> None:
         """Writes report.json."""
         self.folder.publish(REPORT, _json(report))
-
-
-def vectors_of(table: pa.Table) -> np.ndarray:
-    """Returns a vectors table's vectors as float32 [N, D] (a copy unless they are float32 already)."""
-    column = table.column("vector").combine_chunks()
-    width = column.type.list_size
-    return column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width).astype(np.float32, copy=False)
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> str:

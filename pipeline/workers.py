@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from extractors.backbone import choose_device, load_backbone
 from extractors.encoder import Encoder
 from pipeline.errors import RunError
 from pipeline.job import EncodeJob
@@ -28,7 +27,7 @@ LANGUAGE_COLUMNS = ("lang", "language")
 def tokenize_one(batch: dict[str, Any], job: EncodeJob) -> dict[str, Any]:
     """Reads and tokenizes one unit; its token ids travel to an encoder as one blob."""
     unit: Unit = pickle.loads(batch["unit"][0])
-    return {"unit": batch["unit"], "tokenized": [pickle.dumps(tokenize_unit(unit, job.layout, job.tokenizer))]}
+    return {"unit": batch["unit"], "tokenized": [pickle.dumps(tokenize_unit(unit, job.layout, job.plan.tokenizer))]}
 
 
 class EncodeUnit:
@@ -37,13 +36,18 @@ class EncodeUnit:
     def __init__(self, job: EncodeJob) -> None:
         self.job = job
         torch.set_num_threads(job.threads or os.cpu_count() or 1)
-        identity = job.source.identity
-        if identity["revision"] != job.identity["revision"]:
+        source = job.plan.source
+        if source.identity["revision"] != job.identity["revision"]:
             # Another node's folder of the same name may hold other weights; their vectors must not mix.
-            raise RunError(f"model {job.source.given} has {identity} here and not the driver's {job.identity['revision']}")
-        device = choose_device(job.device)
-        backbone = load_backbone(job.source, job.identity["dtype"], device, job.attention)
-        self.encoder = Encoder.from_parts(backbone, job.method, job.tokenizer, job.token_budget)
+            here, there = source.identity["revision"], job.identity["revision"]
+            raise RunError(f"model {source.given} is {here} on this node, and {there} where the run was started")
+        self.encoder = Encoder.from_plan(
+            job.plan,
+            dtype=job.identity["dtype"],
+            device=job.device,
+            attention=job.attention,
+            token_budget=job.token_budget,
+        )
         self.store = VectorStore(job.output)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +67,6 @@ class EncodeUnit:
         usable = [i for i, fault in enumerate(_vector_faults(vectors_ND)) if not _keep_out(fault, i, tokenized)]
         schema = vector_schema(job.layout.id_type, list(job.layout.kept), self.encoder.width, job.identity["vector_dtype"])
         carried = tokenized.carried.take(pa.array(usable, pa.int64()))
-        # A file that cannot be used gives no vectors file, unless it would be the only trace of the vectors' width.
         return pa.Table.from_arrays(
             [
                 *carried.columns,

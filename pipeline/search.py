@@ -1,0 +1,137 @@
+"""Search: queries -> hits, encoded by the model and method that the index was made with."""
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from extractors.encoder import Encoder, plan
+from extractors.errors import TextError
+from extractors.methods import ResolvedMethod
+from index.ann import VectorIndex
+from index.errors import VectorError
+from pipeline.build_index import ABOUT, IDS, INDEX
+from pipeline.config import SearchConfig
+from pipeline.errors import UsageError
+from pipeline.queries import Queries, read_queries
+from pipeline.storage import Folder
+from pipeline.workers import LANGUAGE_COLUMNS
+
+
+class Searcher:
+    """An opened index; loads its encoder when the first text is searched for."""
+
+    def __init__(self, path: str, device: str = "auto") -> None:
+        """Raises UsageError when there is no index."""
+        folder = Folder(path)
+        if not folder.exists(ABOUT):
+            raise UsageError(f"index {path}: there is no {ABOUT}; give a folder that `isogloss index` wrote")
+        self.about = json.loads(folder.read(ABOUT))
+        self.ids = pq.read_table(io.BytesIO(folder.read(IDS)))
+        self.index = VectorIndex.from_bytes(folder.read(INDEX), self.about["metric"])
+        if len(self.index) != self.ids.num_rows:
+            raise UsageError(f"index {path}: {len(self.index)} vectors but {self.ids.num_rows} ids; build it again")
+        self.device = device
+        self._encoder: Encoder | None = None
+
+    @property
+    def encoder(self) -> Encoder:
+        """The encoder that the index's identity names.
+
+        Raises:
+            UsageError: the index records none, or the model has other weights now.
+        """
+        if self._encoder is None:
+            self._encoder = self._load_encoder()
+        return self._encoder
+
+    def _load_encoder(self) -> Encoder:
+        identity = self.about["identity"]
+        if identity is None:
+            raise UsageError("this index was made of vectors without an encoder on record; give queries with a vector column")
+        planned = plan(
+            self.about["model"],
+            ResolvedMethod.from_identity(identity["method"]),
+            self.about["revision"],
+            identity["max_length"],
+        )
+        found = planned.source.identity["revision"]
+        if found != identity["revision"]:
+            raise UsageError(
+                f"model {self.about['model']} is {found} now and was {identity['revision']} when the index was made; "
+                "bring the old weights back, or encode and index again"
+            )
+        return Encoder.from_plan(planned, dtype=identity["dtype"], device=self.device)
+
+    def rows_of_language(self, language: str | None) -> np.ndarray | None:
+        """Returns the index rows of one language; None for no restriction.
+
+        Raises:
+            UsageError: no language column was kept, or none of its rows has that language.
+        """
+        if language is None:
+            return None
+        column = next((name for name in LANGUAGE_COLUMNS if name in self.ids.column_names), None)
+        if column is None:
+            raise UsageError(
+                f"--language {language}: the index has no column {' or '.join(LANGUAGE_COLUMNS)}; encode with --keep lang"
+            )
+        languages = self.ids.column(column)
+        rows = np.flatnonzero(pc.equal(languages, language).to_numpy(zero_copy_only=False) == True)  # noqa: E712
+        if not rows.size:
+            known = ", ".join(sorted(value for value in languages.unique().to_pylist() if value is not None))
+            raise UsageError(f"--language {language}: no such language in the index; it has {known}")
+        return rows
+
+    def search(self, query_ids: list[str], vectors_QD: np.ndarray, k: int, language: str | None = None) -> pa.Table:
+        """Returns query_id, rank (from 1), id, score and the kept columns; nothing where there is no hit."""
+        try:
+            found = self.index.search(vectors_QD, k, self.rows_of_language(language))
+        except VectorError as problem:
+            raise UsageError(f"queries: {problem}") from None
+        rows = np.concatenate([rows for _, rows in found]) if found else np.empty(0, np.int64)
+        hits = self.ids.take(pa.array(rows, pa.int64())).drop_columns(["row"])
+        counts = [len(rows) for _, rows in found]
+        scores = np.concatenate([scores for scores, _ in found]) if found else np.empty(0, np.float32)
+        ranks = [rank for count in counts for rank in range(1, count + 1)]
+        asked = [query for query, count in zip(query_ids, counts, strict=True) for _ in range(count)]
+        kept = [(name, hits.column(name)) for name in hits.column_names if name != "id"]
+        head = {"query_id": pa.array(asked, pa.string()), "rank": pa.array(ranks, pa.int32()), "id": hits.column("id")}
+        return pa.table({**head, "score": pa.array(scores, pa.float32()), **dict(kept)})
+
+
+def search(config: SearchConfig) -> tuple[pa.Table, Queries, dict[str, str]]:
+    """Answers the queries.
+
+    Returns:
+        The hits, the queries, and for each query that could not be answered its error by query id.
+
+    Raises:
+        UsageError: no index, no queries, or an index that cannot serve them.
+    """
+    queries = read_queries(config.query, config.queries)
+    searcher = Searcher(config.index, config.device)
+    if queries.vectors is not None:
+        return searcher.search(queries.ids, queries.vectors, config.k, config.language), queries, {}
+    tokenized = searcher.encoder.tokenizer.tokenize(queries.texts)
+    refused = {}
+    for query, row in zip(queries.ids, tokenized, strict=True):
+        problem = next((ids for ids in row if isinstance(ids, TextError)), None)
+        if problem is not None:
+            refused[query] = str(problem)
+    sound = [i for i, query in enumerate(queries.ids) if query not in refused]
+    vectors = searcher.encoder.encode_ids([tokenized[i] for i in sound])  # type: ignore[misc]
+    hits = searcher.search([queries.ids[i] for i in sound], vectors, config.k, config.language)
+    return hits, queries, refused
+
+
+def write_hits(hits: pa.Table, path: str) -> None:
+    """Writes the hits as one Parquet file."""
+    head, _, name = path.rpartition("/")
+    buffer = io.BytesIO()
+    pq.write_table(hits, buffer)
+    Folder(head or ".").publish(name, buffer.getvalue())

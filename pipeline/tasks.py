@@ -1,0 +1,127 @@
+"""Evaluation tasks from YAML files over local Parquet."""
+
+import dataclasses
+import hashlib
+import os
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from extractors.errors import nearest
+from extractors.inputs import is_blank
+from extractors.validated import parse
+from pipeline.errors import UsageError
+
+# Types of task that the task format names and this version does not score.
+_DEFAULT_COLUMNS = {"source": "source", "target": "target", "subset": "subset"}
+
+
+class Task(BaseModel):
+    """One task file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^[\w.-]+$")
+    type: Literal["bitext"]
+    data: str
+    columns: dict[Literal["source", "target", "subset"], str] = {}
+    pairs: list[tuple[str, str]] = []
+    where: dict[str, Any] = {}
+    limit: int | None = Field(None, gt=0)
+
+    def column(self, role: str) -> str:
+        """Returns the file's name for a column of the task."""
+        return {**_DEFAULT_COLUMNS, **self.columns}[role]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bitext:
+    """Sentence pairs of one subset; row i of both sides belongs together."""
+
+    subset: str
+    sources: list[str]
+    targets: list[str]
+    left_out: dict[str, int]
+
+
+def load_task(path: str) -> tuple[Task, str]:
+    """Returns the task in a YAML file, and the path of its data.
+
+    Raises:
+        UsageError: no such file, not a valid task, or no such data.
+    """
+    if not path.endswith((".yaml", ".yml")):
+        raise UsageError(f"--task {path}: give a task YAML file (name, type, data, …)")
+    try:
+        with open(path, encoding="utf-8") as handle:
+            fields = yaml.safe_load(handle)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
+        raise UsageError(f"--task {path}: {problem}") from None
+    if not isinstance(fields, dict):
+        raise UsageError(f"--task {path}: must hold a mapping with {', '.join(Task.model_fields)}")
+    task = parse(Task, fields, f"task {path}", UsageError)
+    data = os.path.join(os.path.dirname(os.path.abspath(path)), task.data)
+    if not os.path.isfile(data):
+        raise UsageError(f"task {path}: data {data} does not exist (paths are relative to the task file)")
+    return task, data
+
+
+def read_bitext(task: Task, data: str) -> list[Bitext]:
+    """Returns the task's pairs by subset. A pair with a null or blank side is left out and counted.
+
+    Raises:
+        UsageError: a column that the file does not have, or nothing left to score.
+    """
+    table = pq.read_table(data)
+    for name, value in task.where.items():
+        table = table.filter(pc.equal(_column(table, name, task), pa.scalar(value)))
+    if task.pairs:
+        subsets = [(f"{a}-{b}", table, a, b) for a, b in task.pairs]
+    else:
+        source, target, subset = (task.column(role) for role in ("source", "target", "subset"))
+        if subset not in table.column_names and "subset" not in task.columns:
+            subsets = [("default", table, source, target)]
+        else:
+            values = _column(table, subset, task).unique().to_pylist()
+            subsets = [
+                (str(value), table.filter(pc.equal(table.column(subset), pa.scalar(value))), source, target)
+                for value in values
+            ]
+    pairs = [_pairs(name, part.slice(0, task.limit), a, b, task) for name, part, a, b in subsets]
+    if not any(part.sources for part in pairs):
+        raise UsageError(f"task {task.name}: no pairs to score in {data}")
+    return pairs
+
+
+def _column(table: pa.Table, name: str, task: Task) -> pa.ChunkedArray:
+    if name not in table.column_names:
+        known = ", ".join(table.column_names)
+        raise UsageError(f"task {task.name}: no column {name!r}{nearest(name, table.column_names)}; columns are {known}")
+    return table.column(name)
+
+
+def _pairs(subset: str, table: pa.Table, source: str, target: str, task: Task) -> Bitext:
+    sources, targets, left_out = [], [], {"null": 0, "blank": 0}
+    columns = (_column(table, name, task).to_pylist() for name in (source, target))
+    for a, b in zip(*columns, strict=True):
+        if a is None or b is None:
+            left_out["null"] += 1
+        elif is_blank(a) or is_blank(b):
+            left_out["blank"] += 1
+        else:
+            sources.append(a)
+            targets.append(b)
+    return Bitext(subset, sources, targets, {reason: n for reason, n in left_out.items() if n})
+
+
+def dataset_fingerprint(pairs: list[Bitext]) -> str:
+    """Returns a SHA-256 over all texts of a task in order."""
+    digest = hashlib.sha256()
+    for part in pairs:
+        for text in (part.subset, *part.sources, *part.targets):
+            digest.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()

@@ -29,7 +29,7 @@ from extractors.pooling import Extents, pool
 
 DEFAULT_MAX_LENGTH = 512
 # Tokens a batch, padding included: large enough to fill the device, small enough for its memory.
-DEFAULT_TOKEN_BUDGET = {"cpu": 2048, "cuda": 32768}
+DEFAULT_TOKEN_BUDGET = {"cpu": 1024, "cuda": 32768}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ class ModelConfig(_Config):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is cuda where the cluster has GPUs")
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention implementation")
     token_budget: Positive | None = Field(
-        None, description="tokens a batch, padding included (default: 2048 on a CPU, 32768 on a GPU)"
+        None, description="tokens a batch, padding included (default: 1024 on a CPU, 32768 on a GPU)"
     )
     num_actors: Positive = Field(1, description="encoder actors, one GPU each where there are GPUs")
 
@@ -89,4 +89,4 @@ class DemoConfig(_Config):
     """The whole chain on real text."""
 
     output: str = Field("demo-output", description="folder for everything the demo writes")
-    messages: Positive = Field(80, description="parallel messages, each in all nine languages")
+    messages: Positive = Field(64, description="parallel messages, each in all nine languages")

@@ -1,0 +1,23 @@
+"""isogloss demo: the whole chain on real text."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from jobs.cli import OK, run_command
+from pipeline.config import DemoConfig
+from pipeline.demo import demo
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    return run_command("demo", DemoConfig, argv, _work)
+
+
+def _work(config: DemoConfig) -> tuple[dict[str, Any], str, int]:
+    results, summary = demo(config)
+    return results, summary, OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

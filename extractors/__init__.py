@@ -1,4 +1,7 @@
-"""Frozen LLMs as text encoders: methods, prompts, backbones and the encoder. Knows nothing of Ray or files of vectors."""
+"""Frozen LLMs as text encoders: methods, prompts, backbones and the encoder.
+
+Knows nothing of Ray, nor of files of vectors.
+"""
 
 from extractors.encoder import Encoder
 from extractors.errors import ExtractorError, MethodError, ModelError, TextError

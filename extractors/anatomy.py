@@ -4,7 +4,7 @@ Works on a model without weights (on torch's meta device) as well as on a loaded
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -42,20 +42,20 @@ class Anatomy:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.config = model.config
-        self.blocks = _first(model, _BLOCK_LISTS)
-        self.final_norm = _first(model, _FINAL_NORMS)
+        self.config: Any = model.config
+        blocks, norm = _first(model, _BLOCK_LISTS), _first(model, _FINAL_NORMS)
         decoder_only = not getattr(self.config, "is_encoder_decoder", False)
-        if not (decoder_only and isinstance(self.blocks, nn.ModuleList) and self.final_norm is not None):
+        if not (decoder_only and isinstance(blocks, nn.ModuleList) and norm is not None):
+            kind: Any = self.config.model_type
             raise ModelError(
-                f"model type {self.config.model_type!r} is not a decoder-only language model with a list of blocks "
+                f"model type {kind!r} is not a decoder-only language model with a list of blocks "
                 "and a final norm (as Llama, Mistral, Qwen, Gemma, GPT-2 or GPT-NeoX are)"
             )
+        self.blocks, self.final_norm = blocks, norm
 
     @property
     def shape(self) -> BackboneShape:
         """What the layer rules depend on."""
-        assert isinstance(self.blocks, nn.ModuleList)
         return BackboneShape(
             model_type=self.config.model_type,
             blocks=len(self.blocks),
@@ -66,7 +66,7 @@ class Anatomy:
     @property
     def embedding_rows(self) -> int:
         """How many token ids the model has an embedding for."""
-        return self.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator, union-attr]
+        return self.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
 
     @property
     def max_positions(self) -> int | None:
@@ -82,11 +82,9 @@ class Anatomy:
         Raises:
             MethodError: this family does not have it as a tensor of its own.
         """
-        assert isinstance(self.blocks, nn.ModuleList)
         if read == "hidden":
             last = block == len(self.blocks) - 1
             module = self.final_norm if last else self.blocks[block]
-            assert module is not None
             return Site(module, "output", self.config.hidden_size)
         path, side = _SITES[read]
         found = _descend(self.blocks[block], path)

@@ -70,7 +70,9 @@ def plan(
     width = resolved.width(anatomy.site(resolved.read, resolved.layers[0]).width)
     limit = anatomy.max_positions
     if limit is not None and max_length is not None and max_length > limit:
-        raise ModelError(f"max length {max_length} is more than the {limit} positions of {model!r}; give at most {limit}")
+        raise ModelError(
+            f"max length {max_length} is more than the {limit} positions of {model!r}; give at most {limit}"
+        )
     length = max_length or min(DEFAULT_MAX_LENGTH, limit or DEFAULT_MAX_LENGTH)
     tokenizer = build_tokenizer(load_tokenizer(source), resolved.prompts, anatomy.embedding_rows, length)
     parameters = sum(parameter.numel() for parameter in anatomy.model.parameters())
@@ -113,9 +115,7 @@ class Encoder:
         encoder._load(planned, dtype, device, attention, token_budget)
         return encoder
 
-    def _load(
-        self, planned: Plan, dtype: Dtype, device: str, attention: Attention, token_budget: int | None
-    ) -> None:
+    def _load(self, planned: Plan, dtype: Dtype, device: str, attention: Attention, token_budget: int | None) -> None:
         self.device = choose_device(device)
         self.backbone = load_backbone(planned.source, choose_dtype(dtype, self.device.type), self.device, attention)
         self.method = planned.method

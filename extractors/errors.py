@@ -1,4 +1,7 @@
-"""What a user can get wrong about a model, a method or a text. Each message says what was given, what is allowed and the cure."""
+"""What a user can get wrong about a model, a method or a text.
+
+Each message says what was given, what is allowed and the cure.
+"""
 
 import difflib
 from collections.abc import Iterable

@@ -68,10 +68,7 @@ class PromptTokenizer:
         # The backend refuses a whole batch for one bad text.
         sound = ["" if fault else text for text, fault in zip(texts, faults, strict=True)]
         by_template = [self._in_template(template, sound) for template in self.templates]
-        return [
-            [fault] * len(row) if fault else list(row)
-            for fault, *row in zip(faults, *by_template, strict=True)
-        ]
+        return [[fault] * len(row) if fault else list(row) for fault, *row in zip(faults, *by_template, strict=True)]
 
     def _in_template(self, template: str, texts: Sequence[str]) -> list[TokenIds | TextError]:
         before, after = split_template(template)

@@ -1,6 +1,7 @@
 """From a tensor of tokens [B, N, D] to one vector a text [B, D], in float32.
 
-Tokens are selected, never multiplied by a mask: 0 x NaN is NaN, and what a model computes for padding is anyone's guess.
+Tokens are selected, never multiplied by a mask: 0 x NaN is NaN, and what a model computes for padding is
+anyone's guess.
 """
 
 from typing import NamedTuple

@@ -79,10 +79,13 @@ class VectorIndex:
         possible = len(self) if among is None else len(among)
         if not possible or not len(queries):
             return [(np.empty(0, np.float32), np.empty(0, np.int64))] * len(queries)
-        options = {}
+        only = None
         if among is not None:
-            options["params"] = faiss.SearchParameters(sel=faiss.IDSelectorBatch(np.asarray(among, dtype=np.int64)))
-        scores, rows = self.native.search(queries, min(k, possible), **options)
+            # faiss keeps a bare pointer to the selector, so a name must hold it until the search is over.
+            selector = faiss.IDSelectorBatch(np.asarray(among, dtype=np.int64))
+            only = faiss.SearchParameters()
+            only.sel = selector
+        scores, rows = self.native.search(queries, min(k, possible), params=only)
         if self.metric == "cosine":
             # Rounding can carry the score of equal directions past 1.
             scores = np.clip(scores, -1.0, 1.0)

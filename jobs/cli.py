@@ -1,4 +1,4 @@
-"""The command line: options from the config's fields, YAML underneath, one message and an exit status for what goes wrong."""
+"""The command line: options from the config's fields, YAML underneath, one message and an exit status for errors."""
 
 import argparse
 import importlib
@@ -45,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(
-    command: str, model: type[Config], argv: Sequence[str] | None, work: Callable[[Config], tuple[dict[str, Any], str, int]]
+    command: str,
+    model: type[Config],
+    argv: Sequence[str] | None,
+    work: Callable[[Config], tuple[dict[str, Any], str, int]],
 ) -> int:
     """Parses options, does the work, prints its result and returns the exit status.
 
@@ -143,7 +146,9 @@ def _parser(command: str, model: type[BaseModel]) -> argparse.ArgumentParser:
         else:
             parser.add_argument(f"--{_kebab(name)}", metavar="X", help=text)
     parser.add_argument("--config", metavar="FILE", help="YAML file with the same options in snake_case")
-    parser.add_argument("--json", action="store_const", const=True, help="print the result as one JSON object on stdout")
+    parser.add_argument(
+        "--json", action="store_const", const=True, help="print the result as one JSON object on stdout"
+    )
     return parser
 
 

@@ -17,8 +17,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _work(config: IndexConfig) -> tuple[dict[str, Any], str, int]:
     about = build_index(config)
     summary = (
-        f"{config.output}: {about['ntotal']:,} vectors of {about['dim']} values, {about['factory']}, {about['metric']}, "
-        f"recall@10 {about['recall_at_10']:.3f}, {about['bytes'] / 2**20:,.1f} MiB"
+        f"{config.output}: {about['ntotal']:,} vectors of {about['dim']} values, {about['factory']}, "
+        f"{about['metric']}, recall@10 {about['recall_at_10']:.3f}, {about['bytes'] / 2**20:,.1f} MiB"
     )
     return {"output": config.output, **about}, summary, OK
 

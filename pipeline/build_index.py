@@ -63,7 +63,9 @@ def _collect(vectors: Vectors, config: IndexConfig) -> tuple[VectorIndex, pa.Tab
         try:
             built.add(block)
         except VectorError as problem:
-            raise UsageError(f"vectors {config.vectors}, ids {table.column('id')[0]} and following: {problem}") from None
+            raise UsageError(
+                f"vectors {config.vectors}, ids {table.column('id')[0]} and following: {problem}"
+            ) from None
     if built is None:
         raise UsageError(f"vectors {config.vectors}: nothing to index, there are no vectors")
     ids = pa.concat_tables(tables, promote_options="permissive")
@@ -75,7 +77,9 @@ def _refuse_repeats(ids: pa.ChunkedArray, where: str) -> None:
     if ids.null_count:
         raise UsageError(f"vectors {where}: {ids.null_count} id(s) are null")
     counts = ids.value_counts()
-    repeated = [entry["values"].as_py() for entry in counts if entry["counts"].as_py() > 1] if len(counts) < len(ids) else []
+    repeated = (
+        [entry["values"].as_py() for entry in counts if entry["counts"].as_py() > 1] if len(counts) < len(ids) else []
+    )
     if repeated:
         raise UsageError(f"vectors {where}: {len(repeated)} id(s) stand more than once, such as {repeated[0]!r}")
 

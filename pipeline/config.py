@@ -44,7 +44,9 @@ class EncodeConfig(ModelConfig):
     keep: list[str] = Field([], description="column to carry into the output; repeatable")
     vector_dtype: Literal["float32", "float16"] = Field("float32", description="of the stored vectors")
     unit_rows: Positive = Field(4096, description="most rows in a unit of work, the grain of resuming")
-    max_quarantined: float = Field(0.01, ge=0, le=1, description="share of rows that may be kept out before exit status 4")
+    max_quarantined: float = Field(
+        0.01, ge=0, le=1, description="share of rows that may be kept out before exit status 4"
+    )
     plan: bool = Field(False, description="print what would be done and stop")
 
 
@@ -89,4 +91,4 @@ class DemoConfig(_Config):
     """The whole chain on real text."""
 
     output: str = Field("demo-output", description="folder for everything the demo writes")
-    messages: Positive = Field(64, description="parallel messages, each in all nine languages")
+    messages: Positive = Field(48, description="parallel messages, each in all nine languages")

@@ -70,7 +70,8 @@ def _encode_and_score(method: str, model: str, messages: list[dict[str, str]], f
         for (language, group), vector in zip(rows, matrix(table.column("vector")), strict=True):
             by_language.setdefault(language, {})[group] = vector
     stacked = {
-        language: np.stack([vectors[group] for group in range(len(messages))]) for language, vectors in by_language.items()
+        language: np.stack([vectors[group] for group in range(len(messages))])
+        for language, vectors in by_language.items()
     }
     english = [message[ENGLISH] for message in messages]
     return {
@@ -88,7 +89,9 @@ def _search_across_languages(messages: list[dict[str, str]], folder: Folder) -> 
         chosen, searcher.index.search(searcher.encoder.encode(chosen), _HITS, foreign), strict=True
     ):
         hits = searcher.ids.take(pa.array(rows, pa.int64())).to_pylist()
-        found = [{"score": float(s), "lang": hit["lang"], "text": hit["text"]} for s, hit in zip(scores, hits, strict=True)]
+        found = [
+            {"score": float(s), "lang": hit["lang"], "text": hit["text"]} for s, hit in zip(scores, hits, strict=True)
+        ]
         searches.append({"query": query, "hits": found})
     return searches
 

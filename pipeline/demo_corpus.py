@@ -43,7 +43,9 @@ def parallel_messages(count: int) -> list[dict[str, str]]:
 def _catalog(language: str) -> dict[str, str]:
     found = importlib.util.find_spec("django")
     if found is None or found.origin is None:
-        raise UsageError("the demo reads its texts from Django's catalogs: pip install 'isogloss[demo]', or run `make demo`")
+        raise UsageError(
+            "the demo reads its texts from Django's catalogs: pip install 'isogloss[demo]', or run `make demo`"
+        )
     messages: dict[str, str] = {}
     for path in sorted(Path(found.origin).parent.rglob(f"locale/{language}/LC_MESSAGES/*.mo")):
         with path.open("rb") as file:

@@ -1,6 +1,6 @@
 """Encode: Parquet shards -> Parquet vectors, a unit at a time, resumable at every unit.
 
-    find_shards -> cut_units -> (tokenize_one on CPUs) -> (EncodeUnit actors: encode, publish, commit) -> report
+find_shards -> cut_units -> (tokenize_one on CPUs) -> (EncodeUnit actors: encode, publish, commit) -> report
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ def prepare(config: EncodeConfig) -> Work:
     device = cluster.device_type(config.device)
     identity = make_identity(planned, choose_dtype(config.dtype, device), config.vector_dtype)
     store = VectorStore(config.output)
-    how = {
+    how: dict[str, Any] = {
         "model": planned.source.given,
         "revision": planned.source.revision,
         "layout": _layout_record(layout, config.unit_rows),

@@ -36,7 +36,9 @@ def _score_task(task: Task, pairs: list[Bitext], config: EvaluateConfig) -> dict
     subsets, items = {}, []
     left_out: dict[str, int] = {}
     for part in pairs:
-        kept = [i for i, pair in enumerate(zip(part.sources, part.targets, strict=True)) if all(t in vectors for t in pair)]
+        kept = [
+            i for i, pair in enumerate(zip(part.sources, part.targets, strict=True)) if all(t in vectors for t in pair)
+        ]
         sources, targets = ([side[i] for i in kept] for side in (part.sources, part.targets))
         for reason, count in (*part.left_out.items(), ("not-encoded", len(part.sources) - len(kept))):
             left_out[reason] = left_out.get(reason, 0) + count
@@ -47,7 +49,7 @@ def _score_task(task: Task, pairs: list[Bitext], config: EvaluateConfig) -> dict
         subsets[part.subset] = {**subset_scores(*directions), "n_items": len(kept)}
         for direction, result in zip(_DIRECTIONS, directions, strict=True):
             items.append(_items(part.subset, direction, kept, result.found, result.right))
-    result = {
+    scored = {
         "task": task.name,
         "type": task.type,
         **_averages(subsets),
@@ -62,9 +64,9 @@ def _score_task(task: Task, pairs: list[Bitext], config: EvaluateConfig) -> dict
     }
     buffer = io.BytesIO()
     pq.write_table(pa.concat_tables(items), buffer)
-    folder.publish(result["items"], buffer.getvalue())
-    folder.publish(f"{task.name}.json", json.dumps(result, indent=1, ensure_ascii=False).encode())
-    return result
+    folder.publish(scored["items"], buffer.getvalue())
+    folder.publish(f"{task.name}.json", json.dumps(scored, indent=1, ensure_ascii=False).encode())
+    return scored
 
 
 def _averages(subsets: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -88,7 +90,11 @@ def _items(subset: str, direction: str, rows: list[int], found: np.ndarray, righ
 def _encode_texts(
     name: str, pairs: list[Bitext], config: EvaluateConfig, folder: Folder
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, int]]:
-    """Encodes each distinct text of a task once; returns vectors by text, run.json, and what was quarantined by reason."""
+    """Encodes each distinct text of a task once.
+
+    Returns:
+        The vectors by text, run.json, and how many texts were quarantined by reason.
+    """
     texts = sorted({text for part in pairs for text in (*part.sources, *part.targets)})
     buffer = io.BytesIO()
     pq.write_table(pa.table({"id": pa.array(range(len(texts)), pa.int64()), "text": pa.array(texts)}), buffer)

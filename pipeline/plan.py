@@ -10,7 +10,7 @@ def describe(work: Work) -> tuple[dict[str, Any], str]:
     rows = sum(unit.rows or 0 for unit in work.todo)
     bytes_each = 2 if work.job.identity["vector_dtype"] == "float16" else 4
     unreadable = [shard.source for shard in work.shards if shard.row_groups is None]
-    plan = {
+    plan: dict[str, Any] = {
         "inputs": len(work.shards),
         "unreadable_inputs": unreadable,
         "units_to_do": len(work.todo),

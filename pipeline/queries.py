@@ -72,7 +72,9 @@ def _from_parquet(file: str) -> Queries:
 
 def _unique(file: str, pairs: list[tuple[str, str]]) -> Queries:
     ids = [query for query, _ in pairs]
-    repeated = next((query for i, query in enumerate(ids) if query in ids[:i]), None) if len(set(ids)) < len(ids) else None
+    repeated = (
+        next((query for i, query in enumerate(ids) if query in ids[:i]), None) if len(set(ids)) < len(ids) else None
+    )
     if repeated is not None:
         raise UsageError(f"--queries {file}: query_id {repeated!r} stands more than once")
     return Queries(ids, [text for _, text in pairs])

@@ -1,11 +1,12 @@
 """report.json: what a run's commits add up to."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 
 from pipeline.store import VectorStore
 
@@ -65,5 +66,9 @@ def repeated_ids(store: VectorStore) -> list[dict[str, Any]]:
     return [{"id": key, "places": where} for key, where in places.items() if len(where) > 1][:_MOST_DUPLICATES_LISTED]
 
 
-def _hashed(column: Any) -> np.ndarray:
-    return pd.util.hash_array(column.to_pandas().to_numpy())
+def _hashed(column: pa.ChunkedArray) -> np.ndarray:
+    """Returns a number for each id, equal for equal ids: int64 [N]."""
+    if pa.types.is_integer(column.type):
+        return column.to_numpy()
+    digests = (hashlib.blake2b(identifier.encode(), digest_size=8).digest() for identifier in column.to_pylist())
+    return np.frombuffer(b"".join(digests), dtype=np.int64)

@@ -87,7 +87,8 @@ def _good_rows(
 ) -> tuple[list[int], list[list[TokenIds]]]:
     # A fault of the text keeps its row out; its place in the batch is taken by a blank that is refused below.
     spelled = [text if isinstance(text, str) else "" for text in texts]
-    good, tokens, owner = [], [], {}
+    good, tokens = [], []
+    owner: dict[Id | None, int] = {}
     for i, (text, identifier, row) in enumerate(zip(texts, ids, tokenizer.tokenize(spelled), strict=True)):
         fault = _fault(text, identifier, [column[i] for column in kept], row)
         known = identifier if isinstance(identifier, int | str) else None

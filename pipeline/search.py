@@ -2,7 +2,6 @@
 
 import io
 import json
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -52,7 +51,9 @@ class Searcher:
     def _load_encoder(self) -> Encoder:
         identity = self.about["identity"]
         if identity is None:
-            raise UsageError("this index was made of vectors without an encoder on record; give queries with a vector column")
+            raise UsageError(
+                "this index was made of vectors without an encoder on record; give queries with a vector column"
+            )
         planned = plan(
             self.about["model"],
             ResolvedMethod.from_identity(identity["method"]),
@@ -78,7 +79,7 @@ class Searcher:
         column = next((name for name in LANGUAGE_COLUMNS if name in self.ids.column_names), None)
         if column is None:
             raise UsageError(
-                f"--language {language}: the index has no column {' or '.join(LANGUAGE_COLUMNS)}; encode with --keep lang"
+                f"--language {language}: no column {' or '.join(LANGUAGE_COLUMNS)} was kept; encode with --keep lang"
             )
         languages = self.ids.column(column)
         rows = np.flatnonzero(pc.equal(languages, language).to_numpy(zero_copy_only=False) == True)  # noqa: E712

@@ -5,6 +5,7 @@ A unit is a run of rows of one Parquet file, cut at row groups where they are sm
 
 import dataclasses
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -106,7 +107,9 @@ def _files(fs: Any, path: str, given: str) -> list[str]:
     else:
         matches = [path] if fs.exists(path) else []
     if not matches:
-        raise UsageError(f"input {given!r} names no Parquet file; give a file, a folder with *.parquet files, or a glob")
+        raise UsageError(
+            f"input {given!r} names no Parquet file; give a file, a folder with *.parquet files, or a glob"
+        )
     return matches
 
 
@@ -139,7 +142,9 @@ def choose_layout(shards: Sequence[Shard], text_column: str, id_column: str, kee
     for name in keep:
         _need_column("--keep", name, schemas)
         if name in ("id", "vector", "n_tokens", "truncated"):
-            raise UsageError(f"--keep {name}: the output has a column of its own with that name; rename it in the input")
+            raise UsageError(
+                f"--keep {name}: the output has a column of its own with that name; rename it in the input"
+            )
     id_type = pa.string() if by_row else _common_id_type(id_column, schemas)
     kept = tuple(pa.field(name, _common_kept_type(name, schemas)) for name in keep)
     return Layout(text_column, None if by_row else id_column, id_type, kept)
@@ -219,7 +224,7 @@ def _ranges(row_groups: Sequence[int], unit_rows: int) -> Iterator[tuple[int, in
         if pending > unit_rows:
             parts = -(-pending // unit_rows)
             bounds = [pending * part // parts for part in range(parts + 1)]
-            yield from ((start + low, high - low) for low, high in zip(bounds, bounds[1:], strict=False))
+            yield from ((start + low, high - low) for low, high in itertools.pairwise(bounds))
             start, pending = start + pending, 0
     if pending or start == 0:
         yield start, pending
@@ -249,7 +254,8 @@ def read_unit(unit: Unit, layout: Layout) -> pa.Table:
 
 
 def _read_rows(file: pq.ParquetFile, start: int, rows: int, columns: list[str]) -> pa.Table:
-    groups, first_row, before = [], 0, 0
+    groups: list[int] = []
+    first_row = before = 0
     for group in range(file.metadata.num_row_groups):
         count = file.metadata.row_group(group).num_rows
         if before + count > start and before < start + rows:

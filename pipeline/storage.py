@@ -1,4 +1,4 @@
-"""Folders on any file system fsspec knows, with the one guarantee the rest relies on: a name appears whole or not at all."""
+"""Folders on any file system fsspec knows, with one guarantee: a name appears whole or not at all."""
 
 import os
 import uuid

@@ -1,6 +1,6 @@
 """THE on-disk format of a vectors folder; the only file that names a file in it.
 
-A unit of work is done when its commit is there, and the commit is written last. Whatever no commit names does not count.
+A unit of work is done when its commit is there, and the commit is written last. What no commit names does not count.
 """
 
 import hashlib
@@ -100,13 +100,9 @@ class VectorStore:
         names = [name for name in self.folder.names(_COMMITS) if name.endswith(".json")]
         contents = self.folder.read_all(f"{_COMMITS}/{name}" for name in names)
         commits = {commit["unit"]: commit for commit in map(json.loads, contents)}
-        present = {
-            f"{folder}/{name}" for folder in (_VECTORS, _QUARANTINE) for name in self.folder.names(folder)
-        }
+        present = {f"{folder}/{name}" for folder in (_VECTORS, _QUARANTINE) for name in self.folder.names(folder)}
         return {
-            unit: commit
-            for unit, commit in commits.items()
-            if all(file["path"] in present for file in commit["files"])
+            unit: commit for unit, commit in commits.items() if all(file["path"] in present for file in commit["files"])
         }
 
     def publish_unit(self, commit: dict[str, Any], vectors: pa.Table | None, quarantine: pa.Table) -> None:

@@ -16,8 +16,15 @@ from extractors.inputs import is_blank
 from extractors.validated import parse
 from pipeline.errors import UsageError
 
-# Types of task that the task format names and this version does not score.
-_DEFAULT_COLUMNS = {"source": "source", "target": "target", "subset": "subset"}
+
+class Columns(BaseModel):
+    """The file's names for a task's columns."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str = "source"
+    target: str = "target"
+    subset: str = "subset"
 
 
 class Task(BaseModel):
@@ -28,14 +35,10 @@ class Task(BaseModel):
     name: str = Field(pattern=r"^[\w.-]+$")
     type: Literal["bitext"]
     data: str
-    columns: dict[Literal["source", "target", "subset"], str] = {}
+    columns: Columns = Columns()
     pairs: list[tuple[str, str]] = []
     where: dict[str, Any] = {}
     limit: int | None = Field(None, gt=0)
-
-    def column(self, role: str) -> str:
-        """Returns the file's name for a column of the task."""
-        return {**_DEFAULT_COLUMNS, **self.columns}[role]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +85,8 @@ def read_bitext(task: Task, data: str) -> list[Bitext]:
     if task.pairs:
         subsets = [(f"{a}-{b}", table, a, b) for a, b in task.pairs]
     else:
-        source, target, subset = (task.column(role) for role in ("source", "target", "subset"))
-        if subset not in table.column_names and "subset" not in task.columns:
+        source, target, subset = task.columns.source, task.columns.target, task.columns.subset
+        if subset not in table.column_names and "subset" not in task.columns.model_fields_set:
             subsets = [("default", table, source, target)]
         else:
             values = _column(table, subset, task).unique().to_pylist()
@@ -100,7 +103,9 @@ def read_bitext(task: Task, data: str) -> list[Bitext]:
 def _column(table: pa.Table, name: str, task: Task) -> pa.ChunkedArray:
     if name not in table.column_names:
         known = ", ".join(table.column_names)
-        raise UsageError(f"task {task.name}: no column {name!r}{nearest(name, table.column_names)}; columns are {known}")
+        raise UsageError(
+            f"task {task.name}: no column {name!r}{nearest(name, table.column_names)}; columns are {known}"
+        )
     return table.column(name)
 
 

@@ -86,4 +86,3 @@ def matrix(column: pa.ChunkedArray) -> np.ndarray:
     if len(widths) > 1:
         raise UsageError(f"the vector column holds vectors of different lengths: {sorted(widths)}")
     return flat.reshape(len(column), -1) if len(column) else np.empty((0, 0), np.float32)
-

@@ -65,7 +65,9 @@ class EncodeUnit:
         job = self.job
         vectors_ND = self.encoder.encode_ids(tokenized.tokens).astype(job.identity["vector_dtype"])
         usable = [i for i, fault in enumerate(_vector_faults(vectors_ND)) if not _keep_out(fault, i, tokenized)]
-        schema = vector_schema(job.layout.id_type, list(job.layout.kept), self.encoder.width, job.identity["vector_dtype"])
+        schema = vector_schema(
+            job.layout.id_type, list(job.layout.kept), self.encoder.width, job.identity["vector_dtype"]
+        )
         carried = tokenized.carried.take(pa.array(usable, pa.int64()))
         return pa.Table.from_arrays(
             [
@@ -103,7 +105,10 @@ def _vector_faults(vectors_ND: np.ndarray) -> list[tuple[str, str] | None]:
     nonzero = vectors_ND.any(axis=1)
     not_finite = ("non-finite", f"the vector has NaN or infinite values in {vectors_ND.dtype}; try --dtype float32")
     zero = ("zero-vector", "the vector is zero in every component")
-    return [not_finite if not f else zero if not n else None for f, n in zip(finite, nonzero, strict=True)]
+    return [
+        not_finite if not f else zero if not n else None
+        for f, n in zip(finite.tolist(), np.atleast_1d(nonzero).tolist(), strict=True)
+    ]
 
 
 def _keep_out(fault: tuple[str, str] | None, i: int, tokenized: TokenizedUnit) -> bool:

@@ -4,7 +4,7 @@ Works on a model without weights (on torch's meta device) as well as on a loaded
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch import nn
 
@@ -42,13 +42,12 @@ class Anatomy:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.config: Any = model.config
+        self.config = cast(Any, model.config)
         blocks, norm = _first(model, _BLOCK_LISTS), _first(model, _FINAL_NORMS)
         decoder_only = not getattr(self.config, "is_encoder_decoder", False)
         if not (decoder_only and isinstance(blocks, nn.ModuleList) and norm is not None):
-            kind: Any = self.config.model_type
             raise ModelError(
-                f"model type {kind!r} is not a decoder-only language model with a list of blocks "
+                f"model type {self.config.model_type!r} is not a decoder-only language model with a list of blocks "
                 "and a final norm (as Llama, Mistral, Qwen, Gemma, GPT-2 or GPT-NeoX are)"
             )
         self.blocks, self.final_norm = blocks, norm

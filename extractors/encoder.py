@@ -24,7 +24,7 @@ from extractors.backbone import (
 from extractors.errors import ModelError, TextError
 from extractors.hooks import reading
 from extractors.inputs import PromptTokenizer, TokenIds, build_tokenizer, token_budget_batches
-from extractors.methods import ResolvedMethod, load_method
+from extractors.methods import Method, ResolvedMethod, load_method
 from extractors.pooling import Extents, pool
 
 DEFAULT_MAX_LENGTH = 512
@@ -50,7 +50,7 @@ class Plan:
 
 def plan(
     model: str,
-    method: str | ResolvedMethod = "va",
+    method: str | Method | ResolvedMethod = "va",
     revision: str | None = None,
     max_length: int | None = None,
 ) -> Plan:
@@ -58,7 +58,7 @@ def plan(
 
     Args:
         model: hub id, local folder or GGUF file.
-        method: a name from the table, a YAML file, or a method already resolved.
+        method: a name from the table, a YAML file, or a method, resolved or not.
         max_length: in tokens, template included; by default 512, or what the model was made for if that is less.
 
     Raises:
@@ -66,7 +66,9 @@ def plan(
     """
     source = find_model(model, revision)
     anatomy = skeleton(source)
-    resolved = method if isinstance(method, ResolvedMethod) else load_method(method).resolve(anatomy.shape)
+    if isinstance(method, str):
+        method = load_method(method)
+    resolved = method.resolve(anatomy.shape) if isinstance(method, Method) else method
     width = resolved.width(anatomy.site(resolved.read, resolved.layers[0]).width)
     limit = anatomy.max_positions
     if limit is not None and max_length is not None and max_length > limit:
@@ -89,7 +91,7 @@ class Encoder:
     def __init__(
         self,
         model: str,
-        method: str | ResolvedMethod = "va",
+        method: str | Method | ResolvedMethod = "va",
         *,
         revision: str | None = None,
         max_length: int | None = None,

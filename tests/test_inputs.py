@@ -1,0 +1,162 @@
+"""Texts -> token ids: control tokens, truncation, the template's bytes, batches."""
+
+import time
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from extractors.errors import MethodError, TextError
+from extractors.inputs import PromptTokenizer, TokenIds, build_tokenizer, is_blank, token_budget_batches
+from tests.conftest import SENTENCES, byte_level, with_marker_beyond_embeddings
+
+EOL = 'This sentence : "{text}" means in one word:"'
+
+
+def prompter(template: str = "{text}", max_length: int = 64, **options: bool) -> PromptTokenizer:
+    return build_tokenizer(byte_level(**options), (template,), vocabulary=512, max_length=max_length)
+
+
+def one(tokenizer: PromptTokenizer, text: str) -> TokenIds:
+    row = tokenizer.tokenize([text])[0][0]
+    assert isinstance(row, TokenIds), row
+    return row
+
+
+def test_ids_are_the_tokenizers_own() -> None:
+    own = byte_level(start=True)
+    for text in SENTENCES:
+        assert one(prompter(start=True, max_length=400), text).ids.tolist() == own(text)["input_ids"]
+        filled = EOL.replace("{text}", text.replace('"', "'"))
+        assert one(prompter(EOL, start=True, max_length=400), text).ids.tolist() == own(filled)["input_ids"]
+
+
+def test_what_would_follow_the_text_is_left_out() -> None:
+    tokenizer = prompter(start=True, end=True)
+    assert tokenizer.start_ids == (0,)
+    assert one(tokenizer, "a b").ids.tolist() == byte_level(start=True)("a b")["input_ids"]
+
+
+@pytest.mark.parametrize("text", ["</s>", "hello</s>world", "hello<|im_end|>", "<s><s>", "<beyond>", "<fill3>x"])
+def test_control_tokens_never_come_out_of_text(text: str) -> None:
+    own = with_marker_beyond_embeddings(512)
+    tokenizer = build_tokenizer(own, ("{text}",), vocabulary=512, max_length=64)
+    ids = one(tokenizer, text).ids.tolist()
+    assert not {0, 1, 2} & set(ids)
+    assert max(ids) < len(byte_level())
+    assert own.decode(ids) == text
+
+
+def test_markers_do_not_make_texts_alike() -> None:
+    tokenizer = prompter()
+    texts = ["hello</s>world", "hello</s>there", "hello<|im_end|>", "hello"]
+    assert len({tuple(one(tokenizer, text).ids) for text in texts}) == 4
+
+
+def test_merges_cannot_rebuild_a_control_token() -> None:
+    # Vocabularies whose merges were derived from the list of pieces can spell "</s>" out of "</" and "s>".
+    vocab = {"</s>": 0, "<": 1, "/": 2, "s": 3, ">": 4, "</": 5, "s>": 6, "a": 7}
+    merges = [("<", "/"), ("s", ">"), ("</", "s>")]
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    backend.add_special_tokens(["</s>"])
+    tokenizer = build_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), ("{text}",), 8, 64)
+    assert one(tokenizer, "a</s>a").ids.tolist() == [7, 5, 6, 7]
+
+
+def test_white_space_runs_that_were_added_stay_whole() -> None:
+    own = byte_level()
+    own.add_tokens(["    "])
+    tokenizer = build_tokenizer(own, ("{text}",), vocabulary=512, max_length=64)
+    assert own.convert_tokens_to_ids("    ") in one(tokenizer, "a    b").ids
+
+
+def test_id_beyond_the_embeddings_is_refused_alone() -> None:
+    tokenizer = build_tokenizer(byte_level(), ("{text}",), vocabulary=200, max_length=64)
+    letter, word = (row[0] for row in tokenizer.tokenize(["a", "station"]))
+    assert isinstance(letter, TokenIds)
+    assert isinstance(word, TextError) and word.code == "beyond-embeddings"
+
+
+@pytest.mark.parametrize("text", ["", " ", "\t\n", "\u200b", "\ufeff", " \u200b\u00a0\u2028"])
+def test_blank(text: str) -> None:
+    assert is_blank(text)
+    row = prompter().tokenize(["ok", text, "ok"])
+    assert isinstance(row[1][0], TextError) and row[1][0].code == "blank-text"
+    assert np.array_equal(row[0][0].ids, one(prompter(), "ok").ids)  # type: ignore[union-attr]
+
+
+def test_not_blank_and_not_unicode() -> None:
+    assert not any(is_blank(text) for text in ("None", "nan", ".", "\u200bx", "🙂"))
+    rows = prompter().tokenize(["ok", "\ud800", "fine"])
+    assert isinstance(rows[1][0], TextError) and rows[1][0].code == "invalid-unicode"
+    assert isinstance(rows[0][0], TokenIds) and isinstance(rows[2][0], TokenIds)
+
+
+def test_truncation_cuts_the_text_and_never_the_template() -> None:
+    text = " ".join(SENTENCES)
+    before, after = EOL.split("{text}")
+    own = byte_level()
+    for max_length in range(60, 90):
+        row = one(prompter(EOL, max_length), text)
+        said = own.decode(row.ids)
+        assert row.truncated and len(row.ids) <= max_length
+        assert said.startswith(before) and said.endswith(after)
+        inside = said.removeprefix(before).removesuffix(after)
+        assert text.replace('"', "'").startswith(inside) and inside
+    assert not one(prompter(EOL, 400), "short").truncated
+
+
+def test_truncation_of_a_bare_text_keeps_its_first_tokens() -> None:
+    text = " ".join(SENTENCES)
+    row = one(prompter(start=True, max_length=20), text)
+    assert row.ids.tolist() == byte_level(start=True)(text)["input_ids"][:20]
+    assert row.truncated
+
+
+def test_no_room_for_text_is_refused_beforehand() -> None:
+    with pytest.raises(MethodError, match="--max-length of at least"):
+        prompter(EOL, max_length=10)
+
+
+def test_spans_hold_the_text_only() -> None:
+    row = one(prompter(EOL, start=True), "hello world")
+    ids = row.ids[row.text_begin : row.text_end].tolist()
+    assert byte_level().decode(ids).strip(' "') == "hello world"
+    plain = one(prompter(start=True), "hello world")
+    assert (plain.text_begin, plain.text_end) == (1, len(plain.ids))
+
+
+def test_a_million_letters_take_bounded_time_and_change_nothing_else() -> None:
+    monsters = ["a" * 1_000_000, "=" * 1_000_000, "QUJD" * 125_000]
+    began = time.process_time()
+    rows = prompter(max_length=512).tokenize([*monsters, "ok"])
+    assert time.process_time() - began < 30
+    assert all(isinstance(row[0], TokenIds) and row[0].truncated and len(row[0].ids) <= 512 for row in rows[:3])
+    assert np.array_equal(rows[3][0].ids, one(prompter(), "ok").ids)  # type: ignore[union-attr]
+
+
+def test_cutting_characters_beforehand_does_not_change_a_normal_long_text() -> None:
+    text = (" ".join(SENTENCES) * 30)[:10_000]
+    assert one(prompter(max_length=512), text).ids.tolist() == byte_level()(text)["input_ids"][:512]
+
+
+def test_word_level_tokenizer_with_unknown_words() -> None:
+    backend = Tokenizer(models.WordLevel({"[UNK]": 0, "hello": 1, "[PAD]": 2}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    own = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]")
+    tokenizer = build_tokenizer(own, ("{text}",), vocabulary=3, max_length=16)
+    assert one(tokenizer, "hello there [UNK]").ids.tolist() == [1, 0, 0]
+
+
+def test_batches_are_sorted_cut_by_tokens_and_complete() -> None:
+    generator = np.random.default_rng(0)
+    lengths = [*generator.integers(1, 90, 200).tolist(), 500]
+    batches = list(token_budget_batches(lengths, 256))
+    assert sorted(np.concatenate(batches).tolist()) == list(range(201))
+    assert batches[0].tolist() == [200]
+    for batch in batches[1:]:
+        assert len(batch) * lengths[batch[0]] <= 256
+        assert lengths[batch[0]] == max(lengths[i] for i in batch)
+    assert [lengths[batch[0]] for batch in batches] == sorted((lengths[b[0]] for b in batches), reverse=True)
+    assert list(token_budget_batches([], 256)) == []

@@ -49,11 +49,13 @@ def run_command(
     model: type[Config],
     argv: Sequence[str] | None,
     work: Callable[[Config], tuple[dict[str, Any], str, int]],
+    lists: bool = False,
 ) -> int:
     """Parses options, does the work, prints its result and returns the exit status.
 
     Args:
-        work: config -> (result for --json, summary for people, exit status).
+        work: config -> (result for --json, text for people, exit status).
+        lists: whether the text is the result itself and not a summary of what was written to files.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -70,7 +72,8 @@ def run_command(
     except KeyboardInterrupt:
         print(f"isogloss {command}: interrupted; the same command continues", file=sys.stderr)
         return 130
-    print(summary, file=sys.stderr)
+    # What a command lists is its result and goes to stdout, unless that is kept for the JSON.
+    print(summary, file=sys.stdout if lists and not as_json else sys.stderr)
     if as_json:
         print(json.dumps(result, ensure_ascii=False))
     return status

@@ -11,7 +11,7 @@ from pipeline.demo import demo
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
-    return run_command("demo", DemoConfig, argv, _work)
+    return run_command("demo", DemoConfig, argv, _work, lists=True)
 
 
 def _work(config: DemoConfig) -> tuple[dict[str, Any], str, int]:

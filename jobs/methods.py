@@ -11,7 +11,7 @@ from pipeline.config import MethodsConfig
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
-    return run_command("methods", MethodsConfig, argv, _work)
+    return run_command("methods", MethodsConfig, argv, _work, lists=True)
 
 
 def _work(config: MethodsConfig) -> tuple[dict[str, Any], str, int]:

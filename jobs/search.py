@@ -13,7 +13,7 @@ from pipeline.search import search, write_hits
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
-    return run_command("search", SearchConfig, argv, _work)
+    return run_command("search", SearchConfig, argv, _work, lists=True)
 
 
 def _work(config: SearchConfig) -> tuple[dict[str, Any], str, int]:

@@ -67,10 +67,7 @@ class VectorStore:
 
     def run(self) -> dict[str, Any] | None:
         """Returns run.json, or None when no run was started here."""
-        try:
-            return json.loads(self.folder.read(RUN))
-        except FileNotFoundError:
-            return None
+        return self._json(RUN)
 
     def check_identity(self, identity: Mapping[str, Any]) -> bool:
         """Returns whether this run was started here before; False for a folder without a run.
@@ -135,10 +132,10 @@ class VectorStore:
 
     def report(self) -> dict[str, Any] | None:
         """Returns report.json, or None when no run ended here."""
-        try:
-            return json.loads(self.folder.read(REPORT))
-        except FileNotFoundError:
-            return None
+        return self._json(REPORT)
+
+    def _json(self, name: str) -> dict[str, Any] | None:
+        return json.loads(self.folder.read(name)) if self.folder.exists(name) else None
 
     def write_report(self, report: Mapping[str, Any]) -> None:
         """Writes report.json."""

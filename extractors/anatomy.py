@@ -50,6 +50,11 @@ class Anatomy:
                 f"model type {self.config.model_type!r} is not a decoder-only language model with a list of blocks "
                 "and a final norm (as Llama, Mistral, Qwen, Gemma, GPT-2 or GPT-NeoX are)"
             )
+        if not _is_causal(model, self.config):
+            raise ModelError(
+                f"this {self.config.model_type!r} model attends in both directions; only causal models are read, in "
+                "which padding cannot reach a text's own tokens"
+            )
         self.blocks, self.final_norm = blocks, norm
 
     @property
@@ -94,6 +99,12 @@ class Anatomy:
                 f"What can be read there: {', '.join(readable)}"
             )
         return Site(found, side, found.in_features if side == "input" else found.out_features)
+
+
+def _is_causal(model: nn.Module, config: Any) -> bool:
+    if getattr(config, "is_causal", True) is False or getattr(config, "use_bidirectional_attention", False):
+        return False
+    return all(getattr(module, "is_causal", True) is not False for module in model.modules())
 
 
 def _first(model: nn.Module, names: tuple[str, ...]) -> nn.Module | None:

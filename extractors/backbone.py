@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -21,8 +22,9 @@ Attention = Literal["sdpa", "eager", "flash_attention_2"]
 
 _HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 
-# Progress bars of every actor would end up in one terminal.
+# Progress bars and load reports of every actor would end up in one terminal; what matters is raised as an error.
 transformers_logging.disable_progress_bar()
+transformers_logging.set_verbosity_error()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +82,8 @@ def _find_on_hub(model: str, revision: str | None) -> Source:
 
 def _load(kind: Any, location: str, revision: str | None, **options: Any) -> Any:
     try:
-        return kind.from_pretrained(location, revision=revision or "main", **options)
-    except (OSError, ValueError, KeyError) as problem:
+        return kind.from_pretrained(location, revision=revision or "main", trust_remote_code=False, **options)
+    except (OSError, ValueError, KeyError, SafetensorError) as problem:
         reason = str(problem).strip().split("\n")[0]
         raise ModelError(
             f"model {location!r}{f' at revision {revision!r}' if revision else ''} cannot be loaded: {reason}. "

@@ -76,7 +76,7 @@ def plan(
             f"max length {max_length} is more than the {limit} positions of {model!r}; give at most {limit}"
         )
     length = max_length or min(DEFAULT_MAX_LENGTH, limit or DEFAULT_MAX_LENGTH)
-    tokenizer = build_tokenizer(load_tokenizer(source), resolved.prompts, anatomy.embedding_rows, length)
+    tokenizer = build_tokenizer(load_tokenizer(source), resolved.prompts, anatomy.embedding_rows, length, limit)
     parameters = sum(parameter.numel() for parameter in anatomy.model.parameters())
     return Plan(source, resolved, tokenizer, width, parameters)
 
@@ -170,9 +170,14 @@ class Encoder:
 
 
 def _right_padded(batch: Sequence[TokenIds], device: torch.device) -> tuple[torch.Tensor, Extents]:
-    """Returns ids int64 [B, N], padded with id 0 (any id does: nobody attends to it or reads it), and the extents."""
-    ids_BN = torch.zeros((len(batch), max(len(row.ids) for row in batch)), dtype=torch.int64)
+    """Returns ids int64 [B, N] and the extents.
+
+    A row is padded with its own last token: attention kernels multiply what lies behind by zero instead of leaving it
+    out, and so a token of whose embedding nothing is known (NaN, say) could reach the row after all.
+    """
+    ids_BN = torch.empty((len(batch), max(len(row.ids) for row in batch)), dtype=torch.int64)
     for row, out_N in zip(batch, ids_BN, strict=True):
         out_N[: len(row.ids)] = torch.from_numpy(row.ids)
+        out_N[len(row.ids) :] = int(row.ids[-1])
     counts = torch.tensor([(len(row.ids), row.text_begin, row.text_end) for row in batch], dtype=torch.int64)
     return ids_BN.to(device), Extents(*counts.to(device).unbind(dim=1))

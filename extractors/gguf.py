@@ -66,7 +66,11 @@ def _convert(gguf: Path, folder: Path) -> None:
     with gguf.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise ModelError(f"{gguf} is not a GGUF file: it does not begin with 'GGUF'")
-    where, name = str(gguf.parent), gguf.name
+    # transformers prefers tokenizer files that lie beside the GGUF, so it is shown a folder with nothing else in it.
+    alone = folder / "source"
+    alone.mkdir()
+    (alone / "model.gguf").symlink_to(gguf.resolve())
+    where, name = str(alone), "model.gguf"
     try:
         model, info = AutoModel.from_pretrained(where, gguf_file=name, dtype=torch.float32, output_loading_info=True)
         tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
@@ -84,6 +88,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     plain.save_pretrained(folder)
     _split_digits(tokenizer, gguf)
     tokenizer.save_pretrained(folder)
+    shutil.rmtree(alone)
 
 
 def _split_digits(tokenizer: object, gguf: Path) -> None:

@@ -20,6 +20,9 @@ from extractors.prompts import SLOT, fill_in, split_template
 
 MIN_TEXT_TOKENS = 8
 
+# A code point that is no character; control tokens are renamed with it.
+_UNREACHABLE = "\U0010ffff"
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenIds:
@@ -129,9 +132,9 @@ class PromptTokenizer:
 
     @functools.cached_property
     def _enough_characters(self) -> int:
-        # No token is longer than the longest in the vocabulary, so what lies beyond cannot be among the first
-        # max_length tokens. Some tokenizers take more than linear time on a long run without a break.
-        return self.max_length * max(16, max(map(len, self._backend.get_vocab())))
+        # What lies beyond the longest token of the vocabulary, or of any usual one, times max_length cannot be among
+        # the first max_length tokens. Some tokenizers take more than linear time on a long run without a break.
+        return max(100_000, self.max_length * max(256, max(map(len, self._backend.get_vocab()))))
 
     @property
     def _backend(self) -> Tokenizer:
@@ -152,26 +155,28 @@ def _span(encoding: Encoding, begin: int, end: int) -> tuple[int, int]:
 
 
 def build_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, templates: tuple[str, ...], vocabulary: int, max_length: int
+    tokenizer: PreTrainedTokenizerBase,
+    templates: tuple[str, ...],
+    vocabulary: int,
+    max_length: int,
+    limit: int | None = None,
 ) -> PromptTokenizer:
     """Returns the tokenizer of a method's prompts.
 
     Args:
         vocabulary: how many ids the model has embeddings for.
         max_length: in tokens.
+        limit: the longest that the model can take, for the message.
 
     Raises:
         MethodError: a template leaves no room for ``MIN_TEXT_TOKENS`` tokens of text.
     """
-    backend = tokenizer.backend_tokenizer
-    spec = json.loads(backend.to_str())
-    control = _mark_control_tokens(spec, vocabulary)
-    probe = tokenizer("a").encodings[0]
-    start = probe.sequence_ids.index(0)
+    spec = json.loads(tokenizer.backend_tokenizer.to_str())
+    control = _disarm_control_tokens(spec, vocabulary)
     built = PromptTokenizer(
         spec=json.dumps(spec, ensure_ascii=False, sort_keys=True),
-        start_ids=tuple(probe.ids[:start]),
-        control_ids=frozenset(control) - _unknown(spec),
+        start_ids=_start_ids(tokenizer),
+        control_ids=frozenset(control),
         vocabulary=vocabulary,
         templates=templates,
         max_length=max_length,
@@ -182,43 +187,57 @@ def build_tokenizer(
             raise MethodError(
                 f"max length {max_length} leaves no room for text: the prompt {template!r} alone has {length} tokens; "
                 f"give a --max-length of at least {len(built.start_ids) + length + MIN_TEXT_TOKENS}"
+                + (f" (this model takes at most {limit})" if limit is not None else "")
             )
     return built
 
 
-def _mark_control_tokens(spec: dict[str, Any], vocabulary: int) -> list[int]:
-    """Marks all added tokens that are not ordinary text as special, in place, and returns their ids.
+def _start_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The ids that the tokenizer puts before a text, found by tokenizing something that it has a token for."""
+    for text in ("a", "1", "一", *tokenizer.get_vocab()):
+        probe = tokenizer(text).encodings[0]
+        if 0 in probe.sequence_ids:
+            return tuple(probe.ids[: probe.sequence_ids.index(0)])
+    raise MethodError("the model's tokenizer makes no token of any text")
 
-    Ordinary text are pieces of the trained vocabulary that were registered to be matched whole (Gemma's "<h1>") and
-    runs of white space (GPT-NeoX). All else was added after training as a marker ("<think>", "<|im_end|>").
+
+def _disarm_control_tokens(spec: dict[str, Any], vocabulary: int) -> list[int]:
+    """Makes all control tokens unreachable from text, in place, and returns their ids.
+
+    An added token is ordinary text when it is a piece of the trained vocabulary that was registered to be matched
+    whole (Gemma's "<h1>"), or a run of white space (GPT-NeoX). All others were added after training as markers
+    ("<think>", "<|im_end|>"). A marker keeps its id under a name that no text has, so that its spelling is cut into
+    pieces like any other. The unknown token keeps its name: it stands for text that the vocabulary cannot spell.
     """
     model = spec["model"]
-    pieces = set(model["vocab"] if isinstance(model["vocab"], dict) else (piece for piece, _ in model["vocab"]))
-    spec["truncation"] = spec["padding"] = None
+    is_table = isinstance(model["vocab"], dict)
+    pieces = list(model["vocab"]) if is_table else [piece for piece, _ in model["vocab"]]
+    unknown = pieces[model["unk_id"]] if isinstance(model.get("unk_id"), int) else model.get("unk_token")
+    trained = set(pieces)
+    renamed: dict[str, str] = {}
     for token in spec["added_tokens"]:
-        ordinary = token["content"] in pieces or token["content"].isspace()
-        token["special"] = token["special"] or not ordinary or token["id"] >= vocabulary
-    markers = {token["content"]: token["id"] for token in spec["added_tokens"] if token["special"]}
+        ordinary = token["content"] in trained or token["content"].isspace()
+        if token["content"] != unknown and (token["special"] or not ordinary or token["id"] >= vocabulary):
+            renamed[token["content"]] = token["content"] = f"{_UNREACHABLE}{token['content']}"
+            token["special"] = True
+    if is_table:
+        model["vocab"] = {renamed.get(piece, piece): number for piece, number in model["vocab"].items()}
+    else:
+        model["vocab"] = [[renamed.get(piece, piece), score] for piece, score in model["vocab"]]
     if "merges" in model:
         # Merges derived from a piece list can rebuild "</s>" out of "</" and "s>".
-        model["merges"] = [merge for merge in model["merges"] if _joined(merge) not in markers]
-    return list(markers.values())
+        model["merges"] = [merge for merge in model["merges"] if _joined(merge) not in renamed]
+    spec["truncation"] = spec["padding"] = spec["post_processor"] = None
+    return [token["id"] for token in spec["added_tokens"] if token["content"].startswith(_UNREACHABLE)]
 
 
 def _joined(merge: str | list[str]) -> str:
     return merge.replace(" ", "", 1) if isinstance(merge, str) else "".join(merge)
 
 
-def _unknown(spec: dict[str, Any]) -> set[int]:
-    """The ids of the unknown token, which stands for text that the vocabulary cannot spell."""
-    model = spec["model"]
-    if isinstance(model.get("unk_id"), int):
-        return {model["unk_id"]}
-    unknown = model.get("unk_token")
-    return {model["vocab"][unknown]} if unknown in model["vocab"] else set()
-
-
 def _fault(text: str) -> TextError | None:
+    if not isinstance(text, str):
+        return TextError("not-text", f"a text must be a string, and is {type(text).__name__}")
     try:
         text.encode()
     except UnicodeEncodeError as problem:

@@ -20,7 +20,7 @@ def parse(
     """Validates ``data`` as ``model``.
 
     Args:
-        what: the thing described, for the message ("method file x.yaml").
+        what: the thing described, for the message ("method file x.yaml"); "" when it is plain.
         error: the exception raised with the message.
         spell: how a field's name is written where the user wrote it (``--id-column`` for ``id_column``).
 
@@ -30,19 +30,20 @@ def parse(
     try:
         return model.model_validate(dict(data))
     except ValidationError as problems:
-        raise error("; ".join(_sentence(problem, model, what, spell) for problem in problems.errors())) from None
+        sentences = "; ".join(_sentence(problem, model, spell) for problem in problems.errors())
+        raise error(f"{what}: {sentences}" if what else sentences) from None
 
 
-def _sentence(problem: Any, model: type[BaseModel], what: str, spell: Callable[[str], str]) -> str:
+def _sentence(problem: Any, model: type[BaseModel], spell: Callable[[str], str]) -> str:
     field = str(problem["loc"][0]) if problem["loc"] else ""
     known = [spell(name) for name in model.model_fields]
     if problem["type"] == "extra_forbidden":
         hint = nearest(spell(field), known)
-        return f"{what}: unknown {spell(field)!r}{hint}; allowed: {', '.join(known)}"
+        return f"unknown {spell(field)!r}{hint}; allowed: {', '.join(known)}"
     if problem["type"] == "missing":
-        return f"{what}: {spell(field)} is required"
+        return f"{spell(field)} is required"
     reason = problem["msg"].removeprefix("Value error, ")
     if not field:
-        return f"{what}: {reason}"
+        return reason
     given = problem["input"]
-    return f"{what}: {spell(field)} = {given!r}: {reason[0].lower()}{reason[1:]}"
+    return f"{spell(field)} = {given!r}: {reason[0].lower()}{reason[1:]}"

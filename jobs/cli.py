@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import yaml
 from pydantic import BaseModel
@@ -26,6 +26,9 @@ COMMANDS = {
     "demo": "the whole chain on real text, small enough for a laptop",
 }
 
+# Where results go in a process of their own; see run_process.
+_results: TextIO | None = None
+
 Config = TypeVar("Config", bound=BaseModel)
 
 
@@ -35,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     listed = "\n".join(f"  {name:<9} {what}" for name, what in COMMANDS.items())
     usage = f"usage: isogloss COMMAND [options]   (isogloss COMMAND --help lists them)\n\n{listed}"
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage)
+        print(usage, file=_result_stream())
         return OK if arguments else WRONG_USE
     command = arguments[0]
     if command not in COMMANDS:
@@ -60,40 +63,31 @@ def run_command(
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         config, as_json = parse_options(command, model, arguments)
-        # A library that prints must not break the one JSON object on stdout.
-        with _stdout_to_stderr():
-            result, summary, status = work(config)
+        result, summary, status = work(config)
     except (UsageError, ExtractorError) as problem:
         print(f"isogloss {command}: {problem}", file=sys.stderr)
         return WRONG_USE
-    except RunError as problem:
+    except (RunError, OSError) as problem:
         print(f"isogloss {command}: {problem}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print(f"isogloss {command}: interrupted; the same command continues", file=sys.stderr)
         return 130
     # What a command lists is its result and goes to stdout, unless that is kept for the JSON.
-    print(summary, file=sys.stdout if lists and not as_json else sys.stderr)
+    print(summary, file=_result_stream() if lists and not as_json else sys.stderr, flush=True)
     if as_json:
-        print(json.dumps(result, ensure_ascii=False))
+        print(json.dumps(result, ensure_ascii=False, default=str), file=_result_stream(), flush=True)
     return status
 
 
-class _stdout_to_stderr:
-    """Sends what is printed in the body, also by other languages' code, to stderr."""
-
-    def __enter__(self) -> None:
-        sys.stdout.flush()
-        self._saved = os.dup(1)
-        os.dup2(2, 1)
-
-    def __exit__(self, *_: object) -> None:
-        sys.stdout.flush()
-        os.dup2(self._saved, 1)
-        os.close(self._saved)
+def _result_stream() -> TextIO:
+    return _results or sys.stdout
 
 
 class _Parser(argparse.ArgumentParser):
+    def print_help(self, file: Any = None) -> None:
+        super().print_help(file or _result_stream())
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
 
@@ -110,8 +104,9 @@ def parse_options(command: str, model: type[Config], argv: Sequence[str]) -> tup
         options = [f"--{_kebab(name)}" for name in (*model.model_fields, "config", "json")]
         raise UsageError(f"unknown option {unknown[0]}{nearest(unknown[0].split('=')[0], options)}; see --help")
     given = {key: value for key, value in vars(known).items() if value is not None}
-    as_json, file = bool(given.pop("json", False)), given.pop("config", None)
+    file = given.pop("config", None)
     in_file = _read_yaml(file) if file else {}
+    as_json = bool(given.pop("json", in_file.pop("json", False)))
     if file:
         # Checked by itself too, so that a misspelt key is reported as the file spells it.
         unknown_keys = [key for key in in_file if key not in model.model_fields]
@@ -121,7 +116,7 @@ def parse_options(command: str, model: type[Config], argv: Sequence[str]) -> tup
                 f"allowed: {', '.join(model.model_fields)}"
             )
     merged = {**in_file, **given}
-    return parse(model, merged, f"isogloss {command}", UsageError, lambda name: f"--{_kebab(name)}"), as_json
+    return parse(model, merged, "", UsageError, lambda name: f"--{_kebab(name)}"), as_json
 
 
 def _read_yaml(file: str) -> dict[str, Any]:
@@ -132,7 +127,6 @@ def _read_yaml(file: str) -> dict[str, Any]:
         raise UsageError(f"--config {file}: {problem}") from None
     if not isinstance(content, dict):
         raise UsageError(f"--config {file}: must hold a mapping of options (snake_case) to values")
-    # One value where a list is meant is as clear in YAML as on the command line.
     return content
 
 
@@ -159,5 +153,16 @@ def _kebab(name: str) -> str:
     return name.replace("_", "-")
 
 
+def run_process(command: Callable[[], int] = main) -> NoReturn:
+    """Runs a command as a process of its own and ends it with the command's exit status.
+
+    What libraries print (Ray does so from threads, at any time) goes to stderr, so that stdout holds the result alone.
+    """
+    global _results
+    _results = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.exit(command())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process()

@@ -1,10 +1,9 @@
 """isogloss demo: the whole chain on real text."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.cli import OK, run_command
+from jobs.cli import OK, run_command, run_process
 from pipeline.config import DemoConfig
 from pipeline.demo import demo
 
@@ -20,4 +19,4 @@ def _work(config: DemoConfig) -> tuple[dict[str, Any], str, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process(main)

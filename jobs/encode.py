@@ -1,10 +1,9 @@
 """isogloss encode: Parquet shards -> Parquet vectors."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.cli import OK, TOO_MANY_QUARANTINED, run_command
+from jobs.cli import OK, TOO_MANY_QUARANTINED, run_command, run_process
 from pipeline.config import EncodeConfig
 from pipeline.encode import encode, prepare
 from pipeline.plan import describe
@@ -36,4 +35,4 @@ def _listed(reasons: dict[str, int]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process(main)

@@ -1,10 +1,9 @@
 """isogloss evaluate: scores a method on tasks."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.cli import OK, run_command
+from jobs.cli import OK, run_command, run_process
 from pipeline.config import EvaluateConfig
 from pipeline.evaluate import evaluate
 
@@ -25,4 +24,4 @@ def _work(config: EvaluateConfig) -> tuple[dict[str, Any], str, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process(main)

@@ -1,10 +1,9 @@
 """isogloss index: vectors -> FAISS index."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.cli import OK, run_command
+from jobs.cli import OK, run_command, run_process
 from pipeline.build_index import build_index
 from pipeline.config import IndexConfig
 
@@ -24,4 +23,4 @@ def _work(config: IndexConfig) -> tuple[dict[str, Any], str, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process(main)

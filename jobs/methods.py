@@ -1,11 +1,10 @@
 """isogloss methods: the table of methods, resolved for a model if one is given."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from extractors.listing import as_text, list_methods
-from jobs.cli import OK, run_command
+from jobs.cli import OK, run_command, run_process
 from pipeline.config import MethodsConfig
 
 
@@ -20,4 +19,4 @@ def _work(config: MethodsConfig) -> tuple[dict[str, Any], str, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process(main)

@@ -1,12 +1,11 @@
 """isogloss search: queries -> hits."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from jobs.cli import FAILED, OK, run_command
+from jobs.cli import FAILED, OK, run_command, run_process
 from pipeline.config import SearchConfig
 from pipeline.search import search, write_hits
 
@@ -39,4 +38,4 @@ def as_text(hits: pa.Table, texts: dict[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process(main)

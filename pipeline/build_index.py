@@ -1,18 +1,18 @@
 """Index: vectors -> a folder with a FAISS index, the ids of its rows, and what it was made of."""
 
-import io
 import json
 import time
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from index.ann import FACTORY, VectorIndex, exact_scores, recall
 from index.errors import VectorError
 from pipeline.config import IndexConfig
 from pipeline.errors import UsageError
+from pipeline.parquet import to_bytes
+from pipeline.source import plain_type
 from pipeline.storage import Folder
 from pipeline.vectors import Vectors, open_vectors
 
@@ -36,7 +36,7 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
     # An index without its description does not count; an older one must not describe the new files.
     folder.remove(ABOUT)
     folder.publish(INDEX, content)
-    folder.publish(IDS, _parquet(ids))
+    folder.publish(IDS, to_bytes(ids, compression="zstd"))
     run = vectors.run or {}
     about = {
         **{key: run.get(key) for key in ("fingerprint", "identity", "model", "revision")},
@@ -68,7 +68,12 @@ def _collect(vectors: Vectors, config: IndexConfig) -> tuple[VectorIndex, pa.Tab
             ) from None
     if built is None:
         raise UsageError(f"vectors {config.vectors}: nothing to index, there are no vectors")
-    ids = pa.concat_tables(tables, promote_options="permissive")
+    try:
+        ids = pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as problem:
+        raise UsageError(f"vectors {config.vectors}: the files' columns do not go together: {problem}") from None
+    if len({plain_type(table.schema.field("id").type) for table in tables if table.num_rows}) > 1:
+        raise UsageError(f"vectors {config.vectors}: ids are integers in one file and strings in another; cast one")
     _refuse_repeats(ids.column("id"), config.vectors)
     return built, ids.add_column(0, "row", pa.array(range(ids.num_rows), pa.int64()))
 
@@ -92,9 +97,3 @@ def _measured_recall(built: VectorIndex, vectors: Vectors) -> float:
     queries = queries[np.abs(queries).max(axis=1) > 0]
     exact = exact_scores((block for _, block in vectors.blocks() if len(block)), queries, _RECALL_K, built.metric)
     return recall(built.search(queries, _RECALL_K), exact, built.metric)
-
-
-def _parquet(table: pa.Table) -> bytes:
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
-    return buffer.getvalue()

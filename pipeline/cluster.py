@@ -7,9 +7,13 @@ duration.
 import dataclasses
 import logging
 import os
+import re
+import sys
 
 import ray
 import torch
+
+from pipeline.errors import RunError, UsageError
 
 # Off unless the user says otherwise, also in every process that Ray starts.
 _QUIET = {
@@ -17,6 +21,7 @@ _QUIET = {
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
 }
+_EXCEPTION_NAME = re.compile(r"^[\w.]*[A-Z]\w*(Error|Exception|Invalid|NotImplemented): ")
 _LOCAL_OBJECT_STORE_BYTES = 512 * 2**20
 
 
@@ -40,14 +45,27 @@ def is_remote() -> bool:
     return bool(os.environ.get("RAY_ADDRESS"))
 
 
-def device_type(device: str) -> str:
-    """Returns "cuda" or "cpu" for ``auto``: by the cluster's GPUs, or this machine's when there is no cluster."""
-    if device != "auto":
+def device_type(device: str, num_actors: int) -> str:
+    """Returns "cuda" or "cpu": for ``auto`` by the cluster's GPUs, or this machine's when there is no cluster.
+
+    Raises:
+        UsageError: fewer GPUs on this machine than actors, which would wait for them for ever. A cluster may grow.
+    """
+    if device == "cpu":
         return device
     if is_remote():
         connect()
-        return "cuda" if ray.cluster_resources().get("GPU", 0) else "cpu"
-    return "cuda" if torch.cuda.is_available() else "cpu"
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        if device == "cuda" and gpus < num_actors:
+            print(f"the cluster has {gpus} GPU(s) now for {num_actors} actor(s), and waits for more", file=sys.stderr)
+        return "cuda" if gpus or device == "cuda" else "cpu"
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus < num_actors and (device == "cuda" or gpus):
+        raise UsageError(
+            f"--num-actors {num_actors} on --device {device}: this machine has {gpus} usable GPU(s), one is needed for "
+            "each actor; give fewer actors, or --device cpu"
+        )
+    return "cuda" if gpus else "cpu"
 
 
 def connect() -> None:
@@ -71,7 +89,23 @@ def connect() -> None:
     context = ray.data.DataContext.get_current()
     context.print_on_execution_start = False
     context.enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    # A failure reaches the user as one message; Ray Data would print its traceback besides (its log file keeps it).
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL + 1)
+
+
+def worker_failure(problem: Exception) -> RunError:
+    """Returns what a user needs to know of an exception that Ray brought from a worker, without its tracebacks."""
+    lines = [line for line in str(problem).splitlines() if line.strip()] or [type(problem).__name__]
+    # A remote traceback ends with the exception (and Ray's advice); Ray's own messages begin with what happened.
+    raised = [
+        _EXCEPTION_NAME.sub("", line) for line in lines if _EXCEPTION_NAME.match(line) and not line.startswith("ray.")
+    ]
+    reason = raised[-1] if raised else lines[0]
+    session = ray.get_runtime_context().get_session_name()
+    return RunError(
+        f"a worker failed: {reason.rstrip('.')}. What was committed stays, and the same command continues from there. "
+        f"Ray's logs of session {session} have the details"
+    )
 
 
 def resources(device: str, num_actors: int) -> Resources:

@@ -5,9 +5,11 @@ The command line and a YAML file fill the same fields (--unit-rows and unit_rows
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Positive = Annotated[int, Field(gt=0)]
+# One value where a list is meant is clear enough.
+Texts = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
 
 class _Config(BaseModel):
@@ -37,11 +39,11 @@ class ModelConfig(_Config):
 class EncodeConfig(ModelConfig):
     """Parquet shards -> Parquet vectors."""
 
-    input: list[str] = Field(min_length=1, description="Parquet file, folder or glob, local or URL; repeatable")
+    input: Texts = Field(min_length=1, description="Parquet file, folder or glob, local or URL; repeatable")
     output: str = Field(description="folder for the vectors, local or URL; run again to finish what is missing")
     id_column: str = Field("id", description="integer or string column with the rows' ids; `row` makes ids of file#row")
     text_column: str = Field("text", description="string column to embed")
-    keep: list[str] = Field([], description="column to carry into the output; repeatable")
+    keep: Texts = Field([], description="column to carry into the output; repeatable")
     vector_dtype: Literal["float32", "float16"] = Field("float32", description="of the stored vectors")
     unit_rows: Positive = Field(4096, description="most rows in a unit of work, the grain of resuming")
     max_quarantined: float = Field(
@@ -63,7 +65,7 @@ class SearchConfig(_Config):
     """Queries -> hits, with the encoder recorded in the index."""
 
     index: str = Field(description="folder written by index")
-    query: list[str] = Field([], description="a text to search for; repeatable")
+    query: Texts = Field([], description="a text to search for; repeatable")
     queries: str | None = Field(
         None, description="file of queries: .txt (one a line), .jsonl or .parquet with text (or vector), and query_id"
     )
@@ -76,7 +78,7 @@ class SearchConfig(_Config):
 class EvaluateConfig(ModelConfig):
     """Scores a method on tasks."""
 
-    task: list[str] = Field(min_length=1, description="task YAML file; repeatable")
+    task: Texts = Field(min_length=1, description="task YAML file; repeatable")
     output: str = Field(description="folder for <task>.json and items/<task>.parquet")
 
 

@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.errors import UsageError
+from pipeline.parquet import to_bytes
 from pipeline.storage import Folder
 
 ENGLISH = "en"
@@ -67,6 +67,4 @@ def write_corpus(messages: list[dict[str, str]], folder: Folder) -> None:
                 "text": [message[language] for message in messages],
             }
         )
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink)
-        folder.publish(f"corpus/{language}.parquet", sink.getvalue().to_pybytes())
+        folder.publish_if_changed(f"corpus/{language}.parquet", to_bytes(table))

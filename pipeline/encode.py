@@ -4,7 +4,6 @@ find_shards -> cut_units -> (tokenize_one on CPUs) -> (EncodeUnit actors: encode
 """
 
 import dataclasses
-import hashlib
 import pickle
 import sys
 from collections.abc import Sequence
@@ -15,29 +14,35 @@ import torch
 import transformers
 
 from extractors.backbone import choose_dtype
-from extractors.encoder import Plan, plan
+from extractors.encoder import plan
 from pipeline import cluster
 from pipeline.config import EncodeConfig
 from pipeline.errors import UsageError
+from pipeline.identity import make_identity
 from pipeline.job import EncodeJob
 from pipeline.progress import Progress
 from pipeline.report import make_report
-from pipeline.source import Layout, Shard, Unit, choose_layout, cut_units, find_shards
-from pipeline.store import FORMAT_VERSION, REPORT, VectorStore, differences
+from pipeline.source import UNKNOWN, Layout, Shard, Unit, choose_layout, cut_units, find_shards
+from pipeline.store import REPORT, VectorStore, differences
 from pipeline.workers import EncodeUnit, tokenize_one
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A run that was checked and can start: what is to be done, and what was done before."""
+    """A run that was checked and can start: what is to be done, and what was done before.
+
+    Attributes:
+        how: what run.json holds besides the identity.
+        describes_anew: whether run.json is to be written.
+    """
 
     job: EncodeJob
     store: VectorStore
     shards: list[Shard]
     todo: list[Unit]
     done: int
-    is_new: bool
     how: dict[str, Any]
+    describes_anew: bool
 
 
 def encode(config: EncodeConfig) -> dict[str, Any]:
@@ -57,21 +62,21 @@ def prepare(config: EncodeConfig) -> Work:
     Raises:
         UsageError, ExtractorError: wrong use.
     """
-    shards = find_shards(config.input)
+    store = VectorStore(config.output)
+    shards = find_shards(config.input, store.url)
     layout = choose_layout(shards, config.text_column, config.id_column, config.keep)
     planned = plan(config.model, config.method, config.revision, config.max_length)
-    device = cluster.device_type(config.device)
+    device = cluster.device_type(config.device, config.num_actors)
     identity = make_identity(planned, choose_dtype(config.dtype, device), config.vector_dtype)
-    store = VectorStore(config.output)
     how: dict[str, Any] = {
         "model": planned.source.given,
         "revision": planned.source.revision,
         "layout": _layout_record(layout, config.unit_rows),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
-    is_new = not store.check_identity(identity)
-    if not is_new:
-        _check_layout(store, how["layout"])
+    run_there = store.run() if store.check_identity(identity) else None
+    if run_there is not None:
+        how["layout"] = _agreed_layout(run_there["layout"], how["layout"], store.url)
     units = list(cut_units(shards, config.unit_rows))
     done = _still_valid(store, shards, units)
     job = EncodeJob(
@@ -85,42 +90,34 @@ def prepare(config: EncodeConfig) -> Work:
         token_budget=config.token_budget,
     )
     todo = [unit for unit in units if unit.name not in done]
-    return Work(job, store, shards, todo, len(done), is_new, how)
-
-
-def make_identity(planned: Plan, dtype: str, vector_dtype: str) -> dict[str, Any]:
-    """Returns what shapes a run's vectors; its hash is the run's fingerprint."""
-    tokenizer = planned.tokenizer
-    vocabulary = f"{tokenizer.spec}{tokenizer.start_ids}"
-    return {
-        "format_version": FORMAT_VERSION,
-        **planned.source.identity,
-        "tokenizer": f"sha256:{hashlib.sha256(vocabulary.encode()).hexdigest()}",
-        "method": planned.method.identity(),
-        "width": planned.width,
-        "max_length": tokenizer.max_length,
-        "dtype": dtype,
-        "vector_dtype": vector_dtype,
-    }
+    return Work(job, store, shards, todo, len(done), how, run_there is None or run_there["layout"] != how["layout"])
 
 
 def _layout_record(layout: Layout, unit_rows: int) -> dict[str, Any]:
     return {
         "id_column": layout.id_column or "file#row",
-        "id_type": str(layout.id_type),
         "text_column": layout.text_column,
-        "keep": {field.name: str(field.type) for field in layout.kept},
         "unit_rows": unit_rows,
+        "types": {"id": str(layout.id_type), **{field.name: str(field.type) for field in layout.kept}},
     }
 
 
-def _check_layout(store: VectorStore, layout: dict[str, Any]) -> None:
-    there = (store.run() or {})["layout"]
-    if there != layout:
+def _agreed_layout(there: dict[str, Any], here: dict[str, Any], where: str) -> dict[str, Any]:
+    """Returns the layout of a run that is continued; a type that no file told so far may become known.
+
+    Raises:
+        UsageError: other columns, types or units than the run was begun with.
+    """
+    unknown = str(UNKNOWN)
+    same_columns = list(there["types"]) == list(here["types"])
+    same_options = all(there[key] == here[key] for key in there if key != "types")
+    pairs = {name: (kind, here["types"].get(name)) for name, kind in there["types"].items()}
+    if not (same_columns and same_options and all(a == b or unknown in (a, b) for a, b in pairs.values())):
         raise UsageError(
-            f"output {store.url} was begun with other columns or units: {differences(there, layout)}. "
+            f"output {where} was begun with other columns or units: {differences(there, here)}. "
             "Give the same options, or another --output; nothing was changed"
         )
+    return {**there, "types": {name: b if a == unknown else a for name, (a, b) in pairs.items()}}
 
 
 def _still_valid(store: VectorStore, shards: Sequence[Shard], units: Sequence[Unit]) -> dict[str, dict[str, Any]]:
@@ -143,7 +140,7 @@ def _still_valid(store: VectorStore, shards: Sequence[Shard], units: Sequence[Un
 
 def run(work: Work, num_actors: int) -> dict[str, Any]:
     """Does the work on Ray and returns the report, which is also written."""
-    if work.is_new:
+    if work.describes_anew:
         work.store.start(work.job.identity, work.how)
     if work.todo:
         _withdraw_outdated(work)
@@ -190,6 +187,9 @@ def _run_units(work: Work, num_actors: int) -> None:
             compute=ray.data.ActorPoolStrategy(size=num_actors),
         )
     )
-    for batch in finished.iter_batches(batch_size=None, batch_format="pyarrow"):
-        for row in batch.to_pylist():
-            progress.add(row["rows_in"], row["tokens"])
+    try:
+        for batch in finished.iter_batches(batch_size=None, batch_format="pyarrow"):
+            for row in batch.to_pylist():
+                progress.add(row["rows_in"], row["tokens"])
+    except ray.exceptions.RayError as problem:
+        raise cluster.worker_failure(problem) from problem

@@ -1,16 +1,15 @@
 """Evaluate: tasks -> result files. The texts of a task are encoded by the same pipeline as a corpus."""
 
-import io
 import json
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.bitext import score_direction, subset_scores
 from pipeline.config import EncodeConfig, EvaluateConfig, ModelConfig
 from pipeline.encode import encode
+from pipeline.parquet import to_bytes
 from pipeline.storage import Folder
 from pipeline.store import VectorStore
 from pipeline.tasks import Bitext, Task, dataset_fingerprint, load_task, read_bitext
@@ -62,9 +61,7 @@ def _score_task(task: Task, pairs: list[Bitext], config: EvaluateConfig) -> dict
         "identity": run["identity"],
         "items": f"items/{task.name}.parquet",
     }
-    buffer = io.BytesIO()
-    pq.write_table(pa.concat_tables(items), buffer)
-    folder.publish(scored["items"], buffer.getvalue())
+    folder.publish(scored["items"], to_bytes(pa.concat_tables(items)))
     folder.publish(f"{task.name}.json", json.dumps(scored, indent=1, ensure_ascii=False).encode())
     return scored
 
@@ -96,9 +93,8 @@ def _encode_texts(
         The vectors by text, run.json, and how many texts were quarantined by reason.
     """
     texts = sorted({text for part in pairs for text in (*part.sources, *part.targets)})
-    buffer = io.BytesIO()
-    pq.write_table(pa.table({"id": pa.array(range(len(texts)), pa.int64()), "text": pa.array(texts)}), buffer)
-    folder.publish(f"encoded/{name}/texts.parquet", buffer.getvalue())
+    table = pa.table({"id": pa.array(range(len(texts)), pa.int64()), "text": pa.array(texts)})
+    folder.publish_if_changed(f"encoded/{name}/texts.parquet", to_bytes(table))
     options = {key: getattr(config, key) for key in ModelConfig.model_fields}
     output = f"{folder.url}/encoded/{name}/vectors"
     report = encode(EncodeConfig(**options, input=[f"{folder.url}/encoded/{name}/texts.parquet"], output=output))

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
-from pipeline.errors import UsageError
+from pipeline.errors import RowKeptOut, UsageError
+from pipeline.parquet import read_file
+from pipeline.rows import strings
 from pipeline.storage import open_path
 from pipeline.vectors import matrix
+
+_NOT_UNICODE = "\ud800"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +36,7 @@ def read_queries(given: Sequence[str], file: str | None) -> Queries:
     if not file:
         return Queries([str(i) for i in range(len(given))], list(given))
     fs, path = open_path(file)
-    if not fs.exists(path):
+    if not fs.isfile(path):
         raise UsageError(f"--queries {file}: no such file")
     if path.endswith(".parquet"):
         return _from_parquet(file)
@@ -51,23 +54,28 @@ def read_queries(given: Sequence[str], file: str | None) -> Queries:
 def _from_json(file: str, position: int, line: str) -> tuple[str, str]:
     try:
         entry: Any = json.loads(line)
-        return str(entry.get("query_id", position)), entry["text"] + ""
+        query = str(entry.get("query_id", position))
+        query.encode()
+        return query, entry["text"] + ""
     except (ValueError, KeyError, AttributeError, TypeError):
         raise UsageError(f'--queries {file}, line {position + 1}: must be {{"query_id": …, "text": …}}') from None
 
 
 def _from_parquet(file: str) -> Queries:
-    fs, path = open_path(file)
-    with fs.open(path, "rb") as handle:
-        table = pq.read_table(handle)
+    table = read_file(file)
     columns = table.column_names
     ids = table.column("query_id").to_pylist() if "query_id" in columns else range(table.num_rows)
     if "vector" in columns:
         return Queries([str(i) for i in ids], [""] * table.num_rows, matrix(table.column("vector")))
     if "text" not in columns:
         raise UsageError(f"--queries {file}: needs a column text or vector; its columns are {', '.join(columns)}")
-    texts = ["" if text is None else text for text in table.column("text").to_pylist()]
-    return _unique(file, [(str(i), text) for i, text in zip(ids, texts, strict=True)])
+    try:
+        texts = strings(table.column("text"), "text")
+    except RowKeptOut as problem:
+        raise UsageError(f"--queries {file}: {problem}") from None
+    # Bytes that are not UTF-8 become what no encoder takes, so that just that query is refused.
+    sound = [_NOT_UNICODE if isinstance(text, RowKeptOut) else text or "" for text in texts]
+    return _unique(file, [(str(i), text) for i, text in zip(ids, sound, strict=True)])
 
 
 def _unique(file: str, pairs: list[tuple[str, str]]) -> Queries:

@@ -13,6 +13,8 @@ from pipeline.store import QUARANTINE_SCHEMA
 
 Id = int | str
 
+_LARGEST_ID = 2**63 - 1
+
 
 @dataclasses.dataclass
 class Quarantine:
@@ -57,16 +59,16 @@ def tokenize_unit(unit: Unit, layout: Layout, tokenizer: PromptTokenizer) -> Tok
     quarantine = Quarantine(unit.source)
     try:
         table = read_unit(unit, layout)
-        texts = _strings(table.column(layout.text_column), layout.text_column)
+        texts = strings(table.column(layout.text_column), layout.text_column)
         ids = _ids(table, unit, layout)
-        kept = {field.name: _values(table.column(field.name), field) for field in layout.kept}
+        kept = [_kept(table.column(field.name), field) for field in layout.kept]
     except RowKeptOut as fault:
         _keep_out_whole(unit, fault, quarantine)
-        empty = _carried([], {field.name: pa.array([], field.type) for field in layout.kept}, layout)
+        empty = pa.schema([pa.field("id", layout.id_type), *layout.kept]).empty_table()
         return TokenizedUnit(len(quarantine.rows), False, [], empty, [], quarantine)
-    good, tokens = _good_rows(unit, texts, ids, list(kept.values()), tokenizer, quarantine)
-    chosen = {field.name: pa.array([kept[field.name][i] for i in good], field.type) for field in layout.kept}
-    carried = _carried([ids[i] for i in good], chosen, layout)
+    good, tokens = _good_rows(unit, texts, ids, [column.faults for column in kept], tokenizer, quarantine)
+    chosen = {field.name: column.take(good) for field, column in zip(layout.kept, kept, strict=True)}
+    carried = pa.table({"id": pa.array([ids[i] for i in good], layout.id_type), **chosen})
     positions = [unit.row_start + i for i in good]
     return TokenizedUnit(table.num_rows, True, positions, carried, tokens, quarantine)
 
@@ -81,7 +83,7 @@ def _good_rows(
     unit: Unit,
     texts: list[str | RowKeptOut | None],
     ids: list[Id | RowKeptOut | None],
-    kept: list[list[Any]],
+    kept_faults: list[dict[int, RowKeptOut]],
     tokenizer: PromptTokenizer,
     quarantine: Quarantine,
 ) -> tuple[list[int], list[list[TokenIds]]]:
@@ -90,7 +92,8 @@ def _good_rows(
     good, tokens = [], []
     owner: dict[Id | None, int] = {}
     for i, (text, identifier, row) in enumerate(zip(texts, ids, tokenizer.tokenize(spelled), strict=True)):
-        fault = _fault(text, identifier, [column[i] for column in kept], row)
+        kept_fault = next((faults[i] for faults in kept_faults if i in faults), None)
+        fault = _fault(text, identifier, kept_fault, row)
         known = identifier if isinstance(identifier, int | str) else None
         if fault is None and known in owner:
             fault = RowKeptOut("duplicate-id", f"row {unit.row_start + owner[known]} of the same file keeps this id")
@@ -104,13 +107,16 @@ def _good_rows(
 
 
 def _fault(
-    text: str | RowKeptOut | None, identifier: Id | RowKeptOut | None, kept: list[Any], row: list[TokenIds | TextError]
+    text: str | RowKeptOut | None,
+    identifier: Id | RowKeptOut | None,
+    kept: RowKeptOut | None,
+    row: list[TokenIds | TextError],
 ) -> RowKeptOut | TextError | None:
     if identifier is None:
         return RowKeptOut("null-id", "the id is null")
     if text is None:
         return RowKeptOut("null-text", "the text is null")
-    found = [problem for problem in (identifier, text, *kept, *row) if isinstance(problem, RowKeptOut | TextError)]
+    found = [problem for problem in (identifier, text, kept, *row) if isinstance(problem, RowKeptOut | TextError)]
     return found[0] if found else None
 
 
@@ -121,15 +127,22 @@ def _ids(table: pa.Table, unit: Unit, layout: Layout) -> list[Any]:
     if pa.types.is_null(column.type):
         return [None] * len(column)
     if layout.id_type == pa.string():
-        return _strings(column, layout.id_column)
-    try:
-        return column.cast(pa.int64()).to_pylist()
-    except pa.ArrowInvalid as problem:
-        raise RowKeptOut("column-type", f"column {layout.id_column}: {problem}") from None
+        return strings(column, layout.id_column)
+    return [_checked(value) for value in _plain(column).to_pylist()]
 
 
-def _strings(column: pa.ChunkedArray, name: str) -> list[Any]:
-    """Returns a column's strings; None for null, and for bytes that are not UTF-8 what is wrong with them."""
+def _checked(identifier: int | None) -> int | RowKeptOut | None:
+    if identifier is not None and identifier > _LARGEST_ID:
+        return RowKeptOut("id-out-of-range", f"the id {identifier} is more than {_LARGEST_ID}; make ids strings")
+    return identifier
+
+
+def strings(column: pa.ChunkedArray, name: str) -> list[Any]:
+    """Returns a column's strings; None for null, and for bytes that are not UTF-8 what is wrong with them.
+
+    Raises:
+        RowKeptOut: it is not a column of strings.
+    """
     if pa.types.is_null(column.type):
         return [None] * len(column)
     if plain_type(column.type) != pa.string():
@@ -154,14 +167,24 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
 
 
-def _values(column: pa.ChunkedArray, field: pa.Field) -> list[Any]:
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """A kept column, and the rows whose value cannot be carried."""
+
+    values: pa.ChunkedArray
+    faults: dict[int, RowKeptOut]
+
+    def take(self, rows: list[int]) -> pa.ChunkedArray:
+        return self.values.take(pa.array(rows, pa.int64()))
+
+
+def _kept(column: pa.ChunkedArray, field: pa.Field) -> _Kept:
     if field.type == pa.string():
-        return _strings(column, field.name)
+        values = strings(column, field.name)
+        faults = {i: value for i, value in enumerate(values) if isinstance(value, RowKeptOut)}
+        sound = [None if i in faults else value for i, value in enumerate(values)]
+        return _Kept(pa.chunked_array([pa.array(sound, pa.string())]), faults)
     try:
-        return _plain(column).cast(field.type).to_pylist()
+        return _Kept(_plain(column).cast(field.type), {})
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
         raise RowKeptOut("column-type", f"column {field.name}: {problem}") from None
-
-
-def _carried(ids: list[Any], kept: dict[str, Any], layout: Layout) -> pa.Table:
-    return pa.table({"id": pa.array(ids, layout.id_type), **kept})

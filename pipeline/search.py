@@ -1,12 +1,10 @@
 """Search: queries -> hits, encoded by the model and method that the index was made with."""
 
-import io
 import json
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from extractors.encoder import Encoder, plan
 from extractors.errors import TextError
@@ -16,8 +14,11 @@ from index.errors import VectorError
 from pipeline.build_index import ABOUT, IDS, INDEX
 from pipeline.config import SearchConfig
 from pipeline.errors import UsageError
+from pipeline.identity import make_identity
+from pipeline.parquet import from_bytes, to_bytes
 from pipeline.queries import Queries, read_queries
 from pipeline.storage import Folder
+from pipeline.store import differences
 from pipeline.workers import LANGUAGE_COLUMNS
 
 
@@ -29,9 +30,12 @@ class Searcher:
         folder = Folder(path)
         if not folder.exists(ABOUT):
             raise UsageError(f"index {path}: there is no {ABOUT}; give a folder that `isogloss index` wrote")
-        self.about = json.loads(folder.read(ABOUT))
-        self.ids = pq.read_table(io.BytesIO(folder.read(IDS)))
-        self.index = VectorIndex.from_bytes(folder.read(INDEX), self.about["metric"])
+        try:
+            self.about = json.loads(folder.read(ABOUT))
+            self.ids = from_bytes(folder.read(IDS), f"{path}/{IDS}")
+            self.index = VectorIndex.from_bytes(folder.read(INDEX), self.about["metric"])
+        except (ValueError, RuntimeError, FileNotFoundError) as problem:
+            raise UsageError(f"index {path} is damaged ({str(problem).splitlines()[0]}); build it again") from None
         if len(self.index) != self.ids.num_rows:
             raise UsageError(f"index {path}: {len(self.index)} vectors but {self.ids.num_rows} ids; build it again")
         self.device = device
@@ -60,11 +64,11 @@ class Searcher:
             self.about["revision"],
             identity["max_length"],
         )
-        found = planned.source.identity["revision"]
-        if found != identity["revision"]:
+        now = make_identity(planned, identity["dtype"], identity["vector_dtype"])
+        if now != identity:
             raise UsageError(
-                f"model {self.about['model']} is {found} now and was {identity['revision']} when the index was made; "
-                "bring the old weights back, or encode and index again"
+                f"model {self.about['model']} is not what the index was made with: {differences(identity, now)}; bring "
+                "the old files back, or encode and index again"
             )
         return Encoder.from_plan(planned, dtype=identity["dtype"], device=self.device)
 
@@ -81,8 +85,8 @@ class Searcher:
             raise UsageError(
                 f"--language {language}: no column {' or '.join(LANGUAGE_COLUMNS)} was kept; encode with --keep lang"
             )
-        languages = self.ids.column(column)
-        rows = np.flatnonzero(pc.equal(languages, language).to_numpy(zero_copy_only=False) == True)  # noqa: E712
+        languages = self.ids.column(column).cast(pa.string())
+        rows = np.flatnonzero(pc.fill_null(pc.equal(languages, language), False).to_numpy())
         if not rows.size:
             known = ", ".join(sorted(value for value in languages.unique().to_pylist() if value is not None))
             raise UsageError(f"--language {language}: no such language in the index; it has {known}")
@@ -116,23 +120,33 @@ def search(config: SearchConfig) -> tuple[pa.Table, Queries, dict[str, str]]:
     """
     queries = read_queries(config.query, config.queries)
     searcher = Searcher(config.index, config.device)
+    vectors, refused = _vectors_of(queries, searcher)
+    sound = [query for query in queries.ids if query not in refused]
+    return searcher.search(sound, vectors, config.k, config.language), queries, refused
+
+
+def _vectors_of(queries: Queries, searcher: Searcher) -> tuple[np.ndarray, dict[str, str]]:
+    """Returns the vectors of the queries that have one, and what is wrong with the others."""
+    refused: dict[str, str] = {}
     if queries.vectors is not None:
-        return searcher.search(queries.ids, queries.vectors, config.k, config.language), queries, {}
+        for query, vector in zip(queries.ids, queries.vectors, strict=True):
+            if not (np.isfinite(vector).all() and vector.any()):
+                refused[query] = "the vector is zero, or has values that are not finite"
+        return queries.vectors[[query not in refused for query in queries.ids]], refused
     tokenized = searcher.encoder.tokenizer.tokenize(queries.texts)
-    refused = {}
+    sound = []
     for query, row in zip(queries.ids, tokenized, strict=True):
         problem = next((ids for ids in row if isinstance(ids, TextError)), None)
-        if problem is not None:
+        if problem is None:
+            sound.append(row)
+        else:
             refused[query] = str(problem)
-    sound = [i for i, query in enumerate(queries.ids) if query not in refused]
-    vectors = searcher.encoder.encode_ids([tokenized[i] for i in sound])  # type: ignore[misc]
-    hits = searcher.search([queries.ids[i] for i in sound], vectors, config.k, config.language)
-    return hits, queries, refused
+    return searcher.encoder.encode_ids(sound), refused  # type: ignore[arg-type]
 
 
 def write_hits(hits: pa.Table, path: str) -> None:
     """Writes the hits as one Parquet file."""
     head, _, name = path.rpartition("/")
-    buffer = io.BytesIO()
-    pq.write_table(hits, buffer)
-    Folder(head or ".").publish(name, buffer.getvalue())
+    if not name:
+        raise UsageError(f"--output {path}: give a file")
+    Folder(head or ".").publish(name, to_bytes(hits))

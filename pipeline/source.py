@@ -16,14 +16,20 @@ import pyarrow.parquet as pq
 
 from extractors.errors import nearest
 from pipeline.errors import RowKeptOut, UsageError
+from pipeline.parquet import DAMAGE
 from pipeline.storage import is_local, open_path
 
 ROW_IDS = "row"
 
+# The type of a column of which no file says more than that it is null.
+UNKNOWN = pa.null()
+
 _TAIL_BYTES = 65536
+# What file systems call the mark of an object's version: a hash, or the time of its last change.
+_VERSION_KEYS = ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "updated", "last_modified")
 _PARALLEL_FOOTERS = 16
-# What reading a damaged Parquet file raises; ArrowInvalid is a ValueError.
-_DAMAGE = (OSError, ValueError, pa.ArrowException)
+# Names that the vectors folder, the index or the search's output give to columns of their own.
+_RESERVED = ("id", "vector", "n_tokens", "truncated", "row", "query_id", "rank", "score")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +38,8 @@ class Shard:
 
     Attributes:
         source: absolute path or URL.
-        tag: changes when the content does (size and the hash of the file's end, which holds the footer).
+        tag: changes when the content does: size, time of change or ETag, and the hash of the file's end, which holds
+            the footer.
         row_groups: rows in each row group; None when the footer cannot be read.
         schema: None likewise.
     """
@@ -76,10 +83,13 @@ class Layout:
         return list(dict.fromkeys([*ids, self.text_column, *(field.name for field in self.kept)]))
 
 
-def find_shards(inputs: Sequence[str]) -> list[Shard]:
+def find_shards(inputs: Sequence[str], output: str | None = None) -> list[Shard]:
     """Returns the files that the inputs name (files, folders, globs), each once, with their footers read.
 
     A folder means all its *.parquet files at any depth, without those whose path has a part beginning with "." or "_".
+
+    Args:
+        output: absolute path or URL of a folder whose files are never inputs, wherever it lies.
 
     Raises:
         UsageError: an input that names no file.
@@ -89,23 +99,27 @@ def find_shards(inputs: Sequence[str]) -> list[Shard]:
         fs, path = open_path(given)
         fs.invalidate_cache()
         for file in _files(fs, path, given):
-            found.setdefault(file if is_local(fs) else fs.unstrip_protocol(file), (fs, file))
+            source = file if is_local(fs) else fs.unstrip_protocol(file)
+            if output is None or not source.startswith(f"{output}/"):
+                found.setdefault(source, (fs, file))
+    if not found:
+        raise UsageError(f"the inputs name no files but the output's own: {', '.join(inputs)}")
     with ThreadPoolExecutor(_PARALLEL_FOOTERS) as pool:
         return list(pool.map(lambda source: _read_footer(source, *found[source]), sorted(found)))
 
 
 def _files(fs: Any, path: str, given: str) -> list[str]:
-    if "*" in path or "?" in path or "[" in os.path.basename(path):
-        matches = [file for file in fs.glob(path) if not fs.isdir(file)]
+    if fs.isfile(path):
+        matches = [path]
     elif fs.isdir(path):
-        inside = {file: file.removeprefix(path).strip("/") for file in fs.find(path)}
+        inside = {file: file.removeprefix(path).strip("/") for file in (_walk(path) if is_local(fs) else fs.find(path))}
         matches = [
             file
             for file, name in inside.items()
             if name.endswith(".parquet") and not any(part.startswith((".", "_")) for part in name.split("/"))
         ]
     else:
-        matches = [path] if fs.exists(path) else []
+        matches = [file for file in fs.glob(path) if not fs.isdir(file)]
     if not matches:
         raise UsageError(
             f"input {given!r} names no Parquet file; give a file, a folder with *.parquet files, or a glob"
@@ -113,16 +127,26 @@ def _files(fs: Any, path: str, given: str) -> list[str]:
     return matches
 
 
+def _walk(folder: str) -> Iterator[str]:
+    """Yields the files below a local folder, through links to folders too, but never twice into the same one."""
+    entered = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        entered.add(os.path.realpath(place))
+        folders[:] = [name for name in folders if os.path.realpath(os.path.join(place, name)) not in entered]
+        yield from (os.path.join(place, name) for name in files)
+
+
 def _read_footer(source: str, fs: Any, path: str) -> Shard:
-    size = fs.size(path)
+    info = fs.info(path)
+    size, version = info["size"], next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
     tail = fs.cat_file(path, start=max(0, size - _TAIL_BYTES)) if size else b""
-    tag = f"{size}-{hashlib.sha256(tail).hexdigest()[:16]}"
+    tag = f"{size}-{version}-{hashlib.sha256(tail).hexdigest()[:16]}"
     try:
         with fs.open(path, "rb") as handle:
             file = pq.ParquetFile(handle)
             groups = tuple(file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups))
             return Shard(source, tag, groups, file.schema_arrow)
-    except _DAMAGE:
+    except DAMAGE:
         # The unit's reader meets the same damage and puts it on record.
         return Shard(source, tag, None, None)
 
@@ -135,13 +159,13 @@ def choose_layout(shards: Sequence[Shard], text_column: str, id_column: str, kee
             columns whose types do not go together.
     """
     schemas = {shard.source: shard.schema for shard in shards if shard.schema is not None}
-    present = {name for schema in schemas.values() for name in schema.names}
+    present = {name for schema in schemas.values() for name in schema.names if schema.names.count(name) == 1}
     by_row = id_column == ROW_IDS and ROW_IDS not in present
     for option, name in (("--text-column", text_column), *([] if by_row else [("--id-column", id_column)])):
         _need_column(option, name, schemas)
     for name in keep:
         _need_column("--keep", name, schemas)
-        if name in ("id", "vector", "n_tokens", "truncated"):
+        if name in _RESERVED:
             raise UsageError(
                 f"--keep {name}: the output has a column of its own with that name; rename it in the input"
             )
@@ -151,7 +175,7 @@ def choose_layout(shards: Sequence[Shard], text_column: str, id_column: str, kee
 
 
 def _need_column(option: str, name: str, schemas: dict[str, pa.Schema]) -> None:
-    if not schemas or any(name in schema.names for schema in schemas.values()):
+    if not schemas or any(schema.names.count(name) == 1 for schema in schemas.values()):
         return
     source, schema = next(iter(schemas.items()))
     cure = f", or give {option} {ROW_IDS} to make ids of file and row" if option == "--id-column" else ""
@@ -163,11 +187,8 @@ def _need_column(option: str, name: str, schemas: dict[str, pa.Schema]) -> None:
 
 def _common_id_type(name: str, schemas: dict[str, pa.Schema]) -> pa.DataType:
     by_type: dict[pa.DataType, tuple[str, pa.DataType]] = {}
-    for source, schema in schemas.items():
-        if name not in schema.names or pa.types.is_null(schema.field(name).type):
-            continue
-        given = schema.field(name).type
-        plain = plain_type(given)
+    for source, given in _types(name, schemas).items():
+        plain = pa.int64() if pa.types.is_uint64(given) else plain_type(given)
         if plain not in (pa.int64(), pa.string()):
             raise UsageError(
                 f"--id-column {name!r} has type {given} in {source}; ids are carried exactly, as integers or strings: "
@@ -180,16 +201,26 @@ def _common_id_type(name: str, schemas: dict[str, pa.Schema]) -> pa.DataType:
             f"--id-column {name!r} has type {a} in {one} and {b} in {other}; cast one of them, so that "
             "2 and '02' cannot be taken for each other"
         )
-    return next(iter(by_type), pa.string())
+    return next(iter(by_type), UNKNOWN)
 
 
 def _common_kept_type(name: str, schemas: dict[str, pa.Schema]) -> pa.DataType:
-    types = {plain_type(schema.field(name).type): source for source, schema in schemas.items() if name in schema.names}
-    types.pop(pa.null(), None)
+    given = _types(name, schemas)
+    if len(set(given.values())) == 1:
+        (kind,) = set(given.values())
+        # Dictionaries and the other spellings of strings come out as strings; all else stays as it is.
+        return pa.string() if plain_type(kind) == pa.string() else kind
+    types = {plain_type(kind): source for source, kind in given.items()}
     if len(types) > 1:
         listed = "; ".join(f"{kind} in {source}" for kind, source in types.items())
         raise UsageError(f"--keep {name}: its types do not go together: {listed}")
-    return next(iter(types), pa.null())
+    return next(iter(types), UNKNOWN)
+
+
+def _types(name: str, schemas: dict[str, pa.Schema]) -> dict[str, pa.DataType]:
+    """The column's type in each file that has it once, with a type that says something."""
+    found = {source: schema.field(name).type for source, schema in schemas.items() if schema.names.count(name) == 1}
+    return {source: kind for source, kind in found.items() if not pa.types.is_null(kind)}
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
@@ -198,7 +229,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return plain_type(kind.value_type)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
-    if pa.types.is_integer(kind):
+    if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
         return pa.int64()
     return pa.float64() if pa.types.is_floating(kind) else kind
 
@@ -242,14 +273,15 @@ def read_unit(unit: Unit, layout: Layout) -> pa.Table:
     try:
         with fs.open(path, "rb") as handle:
             file = pq.ParquetFile(handle, page_checksum_verification=True)
-            missing = [name for name in layout.columns if name not in file.schema_arrow.names]
+            names = file.schema_arrow.names
+            missing = [name for name in layout.columns if names.count(name) != 1]
             if missing:
-                columns = ", ".join(file.schema_arrow.names)
-                raise RowKeptOut("column-missing", f"no column {', '.join(missing)}; the columns are {columns}")
+                detail = f"no column {', '.join(missing)}, or more than one; the columns are {', '.join(names)}"
+                raise RowKeptOut("column-missing", detail)
             return _read_rows(file, unit.row_start, unit.rows or 0, layout.columns)
     except RowKeptOut:
         raise
-    except _DAMAGE as problem:
+    except DAMAGE as problem:
         raise RowKeptOut("unreadable-file", str(problem).split("\n")[0]) from None
 
 

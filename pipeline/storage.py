@@ -27,6 +27,11 @@ class Folder:
         """Whether it lies on this machine's own file system."""
         return is_local(self.fs)
 
+    @property
+    def is_file(self) -> bool:
+        """Whether a file, and no folder, has this path."""
+        return self.fs.isfile(self.path)
+
     def at(self, name: str) -> str:
         """Returns the path of a name within the folder."""
         return f"{self.path}/{name}"
@@ -62,7 +67,10 @@ class Folder:
             # An object store shows an object only when its upload is complete.
             self.fs.pipe_file(path, content)
             return
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise UsageError(f"cannot write {path}: {self.path} is, or lies below, a file; give a folder") from None
         temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{uuid.uuid4().hex}")
         try:
             with open(temporary, "wb") as file:
@@ -74,6 +82,11 @@ class Folder:
             if os.path.exists(temporary):
                 os.unlink(temporary)
             raise
+
+    def publish_if_changed(self, name: str, content: bytes) -> None:
+        """Publishes a file unless it holds just this already, so that its time of change tells something."""
+        if not self.exists(name) or self.read(name) != content:
+            self.publish(name, content)
 
     def remove(self, name: str) -> None:
         """Deletes a file if it is there."""

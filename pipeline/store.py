@@ -4,15 +4,14 @@ A unit of work is done when its commit is there, and the commit is written last.
 """
 
 import hashlib
-import io
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.errors import UsageError
+from pipeline.parquet import from_bytes, to_bytes
 from pipeline.storage import Folder
 
 FORMAT_VERSION = 1
@@ -40,7 +39,7 @@ def vector_schema(id_type: pa.DataType, kept: list[pa.Field], width: int, vector
     element = {"float32": pa.float32(), "float16": pa.float16()}[vector_dtype]
     return pa.schema(
         [
-            pa.field("id", id_type, nullable=False),
+            pa.field("id", id_type, nullable=pa.types.is_null(id_type)),
             *kept,
             pa.field("vector", pa.list_(element, width), nullable=False),
             pa.field("n_tokens", pa.int32(), nullable=False),
@@ -70,12 +69,17 @@ class VectorStore:
         return self._json(RUN)
 
     def check_identity(self, identity: Mapping[str, Any]) -> bool:
-        """Returns whether this run was started here before; False for a folder without a run.
+        """Returns whether this run was started here before; False for a folder in which nothing was done yet.
 
         Raises:
             UsageError: the folder holds another run; names what differs.
         """
+        if self.folder.is_file:
+            raise UsageError(f"output {self.url} is a file; give a folder")
         run = self.run()
+        if run is not None and run["fingerprint"] != fingerprint(identity) and not self.folder.names(_COMMITS):
+            # That run never got as far as a vector (its model could not be loaded, say): nothing can be mixed up.
+            return False
         if run is None:
             if self.folder.names(_COMMITS) or self.folder.names(_VECTORS):
                 raise UsageError(f"output {self.url} holds vectors but no {RUN}; give an empty folder")
@@ -93,25 +97,40 @@ class VectorStore:
         self.folder.publish(RUN, _json(content))
 
     def commits(self) -> dict[str, dict[str, Any]]:
-        """Returns the commits by unit, without those whose files are gone."""
+        """Returns the commits by unit, without those that are damaged, or whose files are gone or of another size.
+
+        Raises:
+            UsageError: a commit of another run.
+        """
         names = [name for name in self.folder.names(_COMMITS) if name.endswith(".json")]
         contents = self.folder.read_all(f"{_COMMITS}/{name}" for name in names)
-        commits = {commit["unit"]: commit for commit in map(json.loads, contents)}
-        present = {f"{folder}/{name}" for folder in (_VECTORS, _QUARANTINE) for name in self.folder.names(folder)}
+        sizes = {
+            f"{folder}/{name}": size
+            for folder in (_VECTORS, _QUARANTINE)
+            for name, size in self.folder.names(folder).items()
+        }
+        commits = [commit for commit in map(_parsed, contents) if commit is not None]
+        run = self.run()
+        strangers = [commit["unit"] for commit in commits if run and commit["fingerprint"] != run["fingerprint"]]
+        if strangers:
+            raise UsageError(f"{self.url} holds units of another run, such as {strangers[0]}; encode to another folder")
         return {
-            unit: commit for unit, commit in commits.items() if all(file["path"] in present for file in commit["files"])
+            commit["unit"]: commit
+            for commit in commits
+            if all(sizes.get(file["path"]) == file["bytes"] for file in commit["files"])
         }
 
-    def publish_unit(self, commit: dict[str, Any], vectors: pa.Table | None, quarantine: pa.Table) -> None:
+    def publish_unit(self, commit: dict[str, Any], vectors: pa.Table, quarantine: pa.Table) -> None:
         """Writes a unit's files and then its commit, to which the files' names and hashes are added."""
         unit = commit["unit"]
         files = []
-        for folder, table in ((_VECTORS, vectors), (_QUARANTINE, quarantine if quarantine.num_rows else None)):
-            if table is None:
+        for folder, table in ((_VECTORS, vectors), (_QUARANTINE, quarantine)):
+            if folder == _QUARANTINE and not table.num_rows:
                 continue
             path, content = f"{folder}/{unit}.parquet", _parquet(table)
             self.folder.publish(path, content)
-            files.append({"path": path, "rows": table.num_rows, "sha256": hashlib.sha256(content).hexdigest()})
+            digest = hashlib.sha256(content).hexdigest()
+            files.append({"path": path, "rows": table.num_rows, "bytes": len(content), "sha256": digest})
         self.folder.publish(f"{_COMMITS}/{unit}.json", _json({**commit, "files": files}))
 
     def withdraw(self, unit: str) -> None:
@@ -128,14 +147,19 @@ class VectorStore:
                     yield commit, self._table(file["path"], columns)
 
     def _table(self, path: str, columns: list[str] | None) -> pa.Table:
-        return pq.read_table(io.BytesIO(self.folder.read(path)), columns=columns, page_checksum_verification=True)
+        return from_bytes(self.folder.read(path), f"{self.url}/{path}", columns)
 
     def report(self) -> dict[str, Any] | None:
         """Returns report.json, or None when no run ended here."""
         return self._json(REPORT)
 
     def _json(self, name: str) -> dict[str, Any] | None:
-        return json.loads(self.folder.read(name)) if self.folder.exists(name) else None
+        if not self.folder.exists(name):
+            return None
+        try:
+            return json.loads(self.folder.read(name))
+        except ValueError:
+            raise UsageError(f"{self.url}/{name} is damaged; restore it, or encode to another folder") from None
 
     def write_report(self, report: Mapping[str, Any]) -> None:
         """Writes report.json."""
@@ -158,16 +182,19 @@ def _json(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, indent=1, ensure_ascii=False).encode()
 
 
+def _parsed(content: bytes) -> dict[str, Any] | None:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
+
+
 def _parquet(table: pa.Table) -> bytes:
-    buffer = io.BytesIO()
-    compression = {name: "none" if name == "vector" else "zstd" for name in table.column_names}
-    # Parquet names the leaf of a list column with its path.
-    leaves = {("vector.list.element" if name == "vector" else name): codec for name, codec in compression.items()}
-    pq.write_table(
+    # Vectors do not compress. Parquet names the leaf of a list column by its path.
+    plain = {"vector", "vector.list.element"}
+    names = ["vector.list.element" if name == "vector" else name for name in table.column_names]
+    return to_bytes(
         table,
-        buffer,
-        compression=leaves,
-        use_dictionary=[name for name in table.column_names if name != "vector"],
-        write_page_checksum=True,
+        compression={name: "none" if name in plain else "zstd" for name in names},
+        use_dictionary=[name for name in names if name not in plain],
     )
-    return buffer.getvalue()

@@ -7,14 +7,15 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from extractors.errors import nearest
 from extractors.inputs import is_blank
 from extractors.validated import parse
-from pipeline.errors import UsageError
+from pipeline.errors import RowKeptOut, UsageError
+from pipeline.parquet import read_file
+from pipeline.rows import strings
 
 
 class Columns(BaseModel):
@@ -37,7 +38,7 @@ class Task(BaseModel):
     data: str
     columns: Columns = Columns()
     pairs: list[tuple[str, str]] = []
-    where: dict[str, Any] = {}
+    where: dict[str, str | bool | int | float] = {}
     limit: int | None = Field(None, gt=0)
 
 
@@ -79,9 +80,9 @@ def read_bitext(task: Task, data: str) -> list[Bitext]:
     Raises:
         UsageError: a column that the file does not have, or nothing left to score.
     """
-    table = pq.read_table(data)
+    table = read_file(data)
     for name, value in task.where.items():
-        table = table.filter(pc.equal(_column(table, name, task), pa.scalar(value)))
+        table = table.filter(_equals(_column(table, name, task), name, value, task))
     if task.pairs:
         subsets = [(f"{a}-{b}", table, a, b) for a, b in task.pairs]
     else:
@@ -89,15 +90,25 @@ def read_bitext(task: Task, data: str) -> list[Bitext]:
         if subset not in table.column_names and "subset" not in task.columns.model_fields_set:
             subsets = [("default", table, source, target)]
         else:
-            values = _column(table, subset, task).unique().to_pylist()
+            column = _column(table, subset, task)
             subsets = [
-                (str(value), table.filter(pc.equal(table.column(subset), pa.scalar(value))), source, target)
-                for value in values
+                (str(value), table.filter(_equals(column, subset, value, task)), source, target)
+                for value in column.unique().to_pylist()
             ]
     pairs = [_pairs(name, part.slice(0, task.limit), a, b, task) for name, part, a, b in subsets]
     if not any(part.sources for part in pairs):
         raise UsageError(f"task {task.name}: no pairs to score in {data}")
     return pairs
+
+
+def _equals(column: pa.ChunkedArray, name: str, value: Any, task: Task) -> pa.ChunkedArray:
+    if value is None:
+        return column.is_null()
+    try:
+        return pc.equal(column, pa.scalar(value))
+    except pa.ArrowException:
+        kind = type(value).__name__
+        raise UsageError(f"task {task.name}: where {name}: {value!r} is {kind}, the column {column.type}") from None
 
 
 def _column(table: pa.Table, name: str, task: Task) -> pa.ChunkedArray:
@@ -110,11 +121,16 @@ def _column(table: pa.Table, name: str, task: Task) -> pa.ChunkedArray:
 
 
 def _pairs(subset: str, table: pa.Table, source: str, target: str, task: Task) -> Bitext:
-    sources, targets, left_out = [], [], {"null": 0, "blank": 0}
-    columns = (_column(table, name, task).to_pylist() for name in (source, target))
+    sources, targets, left_out = [], [], {"null": 0, "invalid-unicode": 0, "blank": 0}
+    try:
+        columns = [strings(_column(table, name, task), name) for name in (source, target)]
+    except RowKeptOut as problem:
+        raise UsageError(f"task {task.name}: {problem}") from None
     for a, b in zip(*columns, strict=True):
         if a is None or b is None:
             left_out["null"] += 1
+        elif isinstance(a, RowKeptOut) or isinstance(b, RowKeptOut):
+            left_out["invalid-unicode"] += 1
         elif is_blank(a) or is_blank(b):
             left_out["blank"] += 1
         else:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipeline.errors import UsageError
-from pipeline.source import find_shards
+from pipeline.parquet import read_file
+from pipeline.source import find_shards, plain_type
 from pipeline.storage import open_path
 from pipeline.store import VectorStore
 
@@ -34,8 +34,9 @@ def open_vectors(path: str) -> Vectors:
     Raises:
         UsageError: a run that is not finished or has an id twice, or files without the columns id and vector.
     """
+    fs, place = open_path(path)
     store = VectorStore(path)
-    run = store.run()
+    run = None if fs.isfile(place) else store.run()
     if run is not None:
         _refuse_unfinished(store)
         return Vectors(run, lambda: (_split(table) for _, table in store.iter_vectors()))
@@ -47,6 +48,12 @@ def _refuse_unfinished(store: VectorStore) -> None:
     report = store.report()
     if report is None:
         raise UsageError(f"vectors {store.url}: the run is not finished; run the same encode command again")
+    held = sum(commit["rows_out"] for commit in store.commits().values())
+    if held != report["rows_out"]:
+        raise UsageError(
+            f"vectors {store.url}: {held:,} rows are there where the run wrote {report['rows_out']:,}; files are gone "
+            "or damaged. Run the same encode command again"
+        )
     if report["duplicates"]:
         first = report["duplicates"][0]
         raise UsageError(
@@ -56,12 +63,13 @@ def _refuse_unfinished(store: VectorStore) -> None:
 
 
 def _foreign(source: str) -> pa.Table:
-    fs, path = open_path(source)
-    with fs.open(path, "rb") as handle:
-        table = pq.read_table(handle)
+    table = read_file(source)
     absent = [name for name in ("id", "vector") if name not in table.column_names]
     if absent:
         raise UsageError(f"{source} has no column {', '.join(absent)}; its columns are {', '.join(table.column_names)}")
+    kind = plain_type(table.schema.field("id").type)
+    if kind not in (pa.int64(), pa.string(), pa.null()):
+        raise UsageError(f"{source}: ids are of type {kind}; they must be integers or strings")
     return table
 
 
@@ -79,6 +87,8 @@ def matrix(column: pa.ChunkedArray) -> np.ndarray:
     kind = column.type
     if not (pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         raise UsageError(f"the vector column has type {kind}; it must hold lists of numbers")
+    if not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
+        raise UsageError(f"the vector column holds lists of {kind.value_type}; it must hold lists of numbers")
     if column.null_count:
         raise UsageError(f"the vector column has {column.null_count} null(s)")
     flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float32, copy=False)

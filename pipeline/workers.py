@@ -63,8 +63,11 @@ class EncodeUnit:
 
     def _vectors(self, tokenized: TokenizedUnit) -> pa.Table:
         job = self.job
-        vectors_ND = self.encoder.encode_ids(tokenized.tokens).astype(job.identity["vector_dtype"])
-        usable = [i for i, fault in enumerate(_vector_faults(vectors_ND)) if not _keep_out(fault, i, tokenized)]
+        computed_ND = self.encoder.encode_ids(tokenized.tokens)
+        with np.errstate(over="ignore"):
+            vectors_ND = computed_ND.astype(job.identity["vector_dtype"])
+        faults = _vector_faults(computed_ND, vectors_ND, job.identity["dtype"])
+        usable = [i for i, fault in enumerate(faults) if not _keep_out(fault, i, tokenized)]
         schema = vector_schema(
             job.layout.id_type, list(job.layout.kept), self.encoder.width, job.identity["vector_dtype"]
         )
@@ -100,15 +103,20 @@ class EncodeUnit:
         }
 
 
-def _vector_faults(vectors_ND: np.ndarray) -> list[tuple[str, str] | None]:
-    finite = np.isfinite(vectors_ND).all(axis=1)
-    nonzero = vectors_ND.any(axis=1)
-    not_finite = ("non-finite", f"the vector has NaN or infinite values in {vectors_ND.dtype}; try --dtype float32")
+def _vector_faults(computed_ND: np.ndarray, stored_ND: np.ndarray, dtype: str) -> list[tuple[str, str] | None]:
+    """Returns for each row the code and the detail of what is wrong with its vector, or None."""
     zero = ("zero-vector", "the vector is zero in every component")
-    return [
-        not_finite if not f else zero if not n else None
-        for f, n in zip(finite.tolist(), np.atleast_1d(nonzero).tolist(), strict=True)
-    ]
+    in_model = ("non-finite", f"the model gave NaN or infinite values in {dtype}; try --dtype float32")
+    in_file = ("non-finite", f"values too large for {stored_ND.dtype}; give --vector-dtype float32")
+    kinds: list[tuple[str, str] | None] = [None] * len(stored_ND)
+    for fault, rows in (
+        (zero, ~stored_ND.any(axis=1)),
+        (in_file, ~np.isfinite(stored_ND).all(axis=1)),
+        (in_model, ~np.isfinite(computed_ND).all(axis=1)),
+    ):
+        for i in np.flatnonzero(rows):
+            kinds[i] = fault
+    return kinds
 
 
 def _keep_out(fault: tuple[str, str] | None, i: int, tokenized: TokenizedUnit) -> bool:
@@ -125,7 +133,7 @@ def _by_language(table: pa.Table) -> dict[str, dict[str, int]]:
     counts: dict[str, dict[str, int]] = {}
     columns = (table.column(name).to_pylist() for name in (column, "n_tokens", "truncated"))
     for language, tokens, truncated in zip(*columns, strict=True):
-        entry = counts.setdefault(str(language), {"rows": 0, "tokens": 0, "truncated": 0})
+        entry = counts.setdefault("" if language is None else str(language), {"rows": 0, "tokens": 0, "truncated": 0})
         for key, value in (("rows", 1), ("tokens", tokens), ("truncated", int(truncated))):
             entry[key] += value
     return counts

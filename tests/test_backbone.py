@@ -198,3 +198,20 @@ def test_gguf_is_converted_once_and_its_digits_are_split_as_llama_cpp_does(
     row = Encoder(str(tmp_path / "renamed.gguf"), "lt").tokenizer.tokenize(["in  2024"])[0][0]
     pieces = [byte_level().convert_ids_to_tokens(int(i)) for i in row.ids]  # type: ignore[union-attr]
     assert pieces[-4:] == ["2", "0", "2", "4"] and "".join(pieces[:-4]) == "inĠĠ"
+
+
+def test_gguf_is_read_alone_whatever_lies_beside_it(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "beside").mkdir()
+    path = write_gguf(tmp_path / "beside" / "model.gguf", folder, gguf.GGMLQuantizationType.F32)
+    byte_level(start=True).save_pretrained(tmp_path / "beside")
+    encoder = Encoder(str(path), "lt")
+    assert encoder.tokenizer.start_ids == ()
+    assert sorted(p.name for p in converted(path).iterdir() if p.is_dir()) == []
+
+
+def test_cut_weights_stop_the_load(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load(str(folder))

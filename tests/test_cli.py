@@ -84,3 +84,43 @@ def test_every_command_is_a_module_with_help(command: str) -> None:
     done = subprocess.run([sys.executable, "-m", f"jobs.{command}", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--config FILE" in done.stdout and "--json" in done.stdout
+
+
+def test_what_fails_in_a_worker_is_one_message_and_status_1(
+    ray_session: None, capfd: pytest.CaptureFixture[str], tiny: dict[str, str], tmp_path: Path
+) -> None:
+    write_shard(tmp_path / "in.parquet", [1], ["x"])
+    arguments = ["encode", "--input", f"{tmp_path}/in.parquet", "--output", f"{tmp_path}/out", "--model", tiny["llama"]]
+    status, _, err = run(capfd, *arguments, "--attention", "flash_attention_2")
+    assert status == 1
+    assert "a worker failed" in err and "FlashAttention2" in err and "Traceback" not in err
+
+
+def test_a_gpu_that_is_not_there_is_not_waited_for(
+    capfd: pytest.CaptureFixture[str], tiny: dict[str, str], tmp_path: Path
+) -> None:
+    write_shard(tmp_path / "in.parquet", [1], ["x"])
+    arguments = ["encode", "--input", f"{tmp_path}/in.parquet", "--output", f"{tmp_path}/out", "--model", tiny["llama"]]
+    status, _, err = run(capfd, *arguments, "--device", "cuda", "--num-actors", "64")
+    assert status == 2 and "usable GPU(s)" in err and not (tmp_path / "out").exists()
+
+
+def test_yaml_may_name_one_value_for_a_list_and_ask_for_json(
+    capfd: pytest.CaptureFixture[str], tiny: dict[str, str], tmp_path: Path
+) -> None:
+    write_shard(tmp_path / "in.parquet", [1], ["x"], lang=["en"])
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        f"input: {tmp_path}/in.parquet\noutput: {tmp_path}/o\nmodel: {tiny['llama']}\nkeep: lang\njson: true"
+    )
+    status, out, _ = run(capfd, "encode", "--config", str(config), "--plan")
+    assert status == 0 and json.loads(out)["rows_to_do"] == 1
+
+
+def test_an_output_that_is_a_file_is_refused(
+    capfd: pytest.CaptureFixture[str], tiny: dict[str, str], tmp_path: Path
+) -> None:
+    path = write_shard(tmp_path / "in.parquet", [1], ["x"])
+    other = write_shard(tmp_path / "other.parquet", [1], ["x"])
+    status, _, err = run(capfd, "encode", "--input", path, "--output", other, "--model", tiny["llama"])
+    assert status == 2 and "give a folder" in err

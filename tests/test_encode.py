@@ -17,9 +17,10 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from extractors import Encoder
-from pipeline.config import EncodeConfig
+from pipeline.build_index import build_index
+from pipeline.config import EncodeConfig, IndexConfig
 from pipeline.encode import encode, prepare
-from pipeline.errors import UsageError
+from pipeline.errors import RunError, UsageError
 from pipeline.plan import describe
 from pipeline.store import VectorStore
 from pipeline.vectors import matrix
@@ -255,3 +256,38 @@ def _wait_until_quiet(folder: Path) -> None:
     count = -1
     while count != (count := len(list(folder.glob("*.json")))):
         time.sleep(4)
+
+
+def test_a_type_that_no_file_told_may_become_known(tiny: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.parquet").write_bytes(b"broken")
+    write_shard(tmp_path / "in" / "b.parquet", pa.array([None], pa.null()), ["x"], lang=pa.array([None], pa.null()))
+    options = config(tiny, tmp_path, keep=["lang"])
+    assert encode(options)["rows_quarantined"] == 2
+    write_shard(tmp_path / "in" / "a.parquet", [1], ["mended"], lang=["en"])
+    assert encode(options)["rows_out"] == 1
+    build_index(IndexConfig(vectors=str(tmp_path / "out"), output=str(tmp_path / "index")))
+    write_shard(tmp_path / "in" / "c.parquet", ["a string id"], ["x"], lang=["en"])
+    with pytest.raises(UsageError, match=r"int64 in .* and string in"):
+        encode(options)
+
+
+def test_a_run_that_failed_before_its_first_vector_holds_no_folder(tiny: dict[str, str], tmp_path: Path) -> None:
+    write_shard(tmp_path / "in" / "a.parquet", [1], ["x"])
+    with pytest.raises(RunError, match=r"a worker failed: model .* FlashAttention2"):
+        encode(config(tiny, tmp_path, attention="flash_attention_2", method="lt"))
+    assert encode(config(tiny, tmp_path))["rows_out"] == 1
+
+
+def test_an_index_is_not_made_of_part_of_a_run(tiny: dict[str, str], tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_shard(tmp_path / "in" / f"{name}.parquet", [name], ["x"])
+    encode(config(tiny, tmp_path))
+    next((tmp_path / "out" / "vectors").glob("a-*")).unlink()
+    index = IndexConfig(vectors=str(tmp_path / "out"), output=str(tmp_path / "index"))
+    with pytest.raises(UsageError, match="1 rows are there where the run wrote 2"):
+        build_index(index)
+    assert len(prepare(config(tiny, tmp_path)).todo) == 1
+    (tmp_path / "out" / "report.json").unlink()
+    with pytest.raises(UsageError, match="not finished"):
+        build_index(index)

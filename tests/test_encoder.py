@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import Gemma3TextConfig
 
 from extractors import Encoder, Method, MethodError, ModelError, TextError
 from extractors.encoder import plan
@@ -189,3 +190,44 @@ def test_length_is_limited_by_the_models_positions(tiny: dict[str, str]) -> None
     assert np.isfinite(found).all()
     with pytest.raises(ModelError, match="at most 128"):
         Encoder(tiny["gpt2"], "lt", max_length=129)
+
+
+def test_an_embedding_that_is_not_a_number_stays_with_its_own_texts(tmp_path: Path) -> None:
+    def spoil(model: Any) -> None:
+        model.embed_tokens.weight[:3] = float("nan")  # ids that padding might use and no text has
+
+    model = save_model(tmp_path, llama(), byte_level(), spoil)
+    for attention in ("sdpa", "eager"):
+        encoder = Encoder(model, "hs-full", attention=attention)
+        together = encoder.encode(SENTENCES)
+        assert np.isfinite(together).all()
+        assert_same_vectors(together, np.concatenate([encoder.encode([text]) for text in SENTENCES]))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        llama(is_causal=False),
+        Gemma3TextConfig(
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            vocab_size=512,
+            use_bidirectional_attention=True,
+        ),
+    ],
+    ids=["llama", "gemma3"],
+)
+def test_models_that_attend_in_both_directions_are_refused(tmp_path: Path, config: Any) -> None:
+    model = save_model(tmp_path, config, byte_level())
+    with pytest.raises(ModelError, match="both directions"):
+        Encoder(model, "lt")
+
+
+@pytest.mark.parametrize("text", [None, 5, b"bytes"])
+def test_what_is_no_string_is_refused_by_position(tiny: dict[str, str], text: Any) -> None:
+    with pytest.raises(TextError, match="text 1: a text must be a string"):
+        Encoder(tiny["llama"], "lt").encode(["fine", text])

@@ -139,5 +139,35 @@ def test_an_index_is_not_searched_with_other_weights(ray_session: None, tmp_path
     encode(EncodeConfig(model=model, input=[str(tmp_path / "in")], output=str(tmp_path / "vectors")))
     build_index(IndexConfig(vectors=str(tmp_path / "vectors"), output=str(tmp_path / "index")))
     save_model(tmp_path / "model", llama(), byte_level(), lambda m: m.norm.weight.add_(1))
-    with pytest.raises(UsageError, match="bring the old weights back"):
+    with pytest.raises(UsageError, match=r"revision .*bring the old files back"):
         search(SearchConfig(index=str(tmp_path / "index"), query=["x"]))
+
+
+def test_an_index_is_not_searched_with_another_tokenizer(ray_session: None, tmp_path: Path) -> None:
+    from tests.conftest import byte_level, llama, save_model
+
+    model = save_model(tmp_path / "model", llama(), byte_level())
+    write_shard(tmp_path / "in" / "a.parquet", [1], ["x"])
+    encode(EncodeConfig(model=model, input=[str(tmp_path / "in")], output=str(tmp_path / "vectors")))
+    build_index(IndexConfig(vectors=str(tmp_path / "vectors"), output=str(tmp_path / "index")))
+    byte_level(start=True).save_pretrained(model)
+    with pytest.raises(UsageError, match=r"tokenizer 'sha256.*bring the old files back"):
+        search(SearchConfig(index=str(tmp_path / "index"), query=["x"]))
+
+
+@pytest.mark.parametrize(
+    ("table", "fields", "message"),
+    [
+        ({"source": [1], "target": ["b"]}, {}, "must be a string column"),
+        ({"source": ["a"], "target": ["b"], "n": [1]}, {"where": {"n": "x"}}, "is str, the column int64"),
+    ],
+)
+def test_data_that_does_not_fit_its_task(tmp_path: Path, table: Any, fields: Any, message: str) -> None:
+    task, data = load_task(task_file(tmp_path, table, **fields))
+    with pytest.raises(UsageError, match=message):
+        read_bitext(task, data)
+
+
+def test_rows_without_a_subset_are_scored_too(tmp_path: Path) -> None:
+    task, data = load_task(task_file(tmp_path, {"source": ["a", "b"], "target": ["A", "B"], "subset": ["x", None]}))
+    assert {part.subset: part.sources for part in read_bitext(task, data)} == {"x": ["a"], "None": ["b"]}

@@ -189,3 +189,37 @@ def test_foreign_files_need_id_and_vector(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.parquet", [1], ["x"])
     with pytest.raises(UsageError, match="no column vector; its columns are id, text"):
         build_index(IndexConfig(vectors=str(tmp_path / "a.parquet"), output=str(tmp_path / "index")))
+
+
+def test_files_that_do_not_go_together(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    pq.write_table(pa.table({"id": [1], "vector": [[1.0]], "x": [1]}), folder / "a.parquet")
+    for other, message in (
+        ({"id": ["2"], "vector": [[1.0]], "x": [1]}, "ids|go together"),
+        ({"id": [2], "vector": [[1.0]], "x": ["a"]}, "do not go together"),
+        ({"id": [[2]], "vector": [[1.0]], "x": [1]}, "integers or strings"),
+        ({"id": [2], "vector": [["1"]], "x": [1]}, "lists of string"),
+    ):
+        pq.write_table(pa.table(other), folder / "b.parquet")
+        with pytest.raises(UsageError, match=message):
+            build_index(IndexConfig(vectors=str(folder), output=str(tmp_path / "index")))
+    (folder / "b.parquet").write_bytes(b"junk")
+    with pytest.raises(UsageError, match="no readable Parquet file"):
+        build_index(IndexConfig(vectors=str(folder), output=str(tmp_path / "index")))
+
+
+@pytest.mark.parametrize("name", ["index.json", "index.faiss", "ids.parquet"])
+def test_a_damaged_index_says_so(tmp_path: Path, name: str) -> None:
+    index = Path(built(tmp_path, [1], [[1.0, 0.0]]))
+    (index / name).write_bytes(b"junk")
+    with pytest.raises(UsageError, match=r"damaged|no readable Parquet"):
+        Searcher(str(index))
+
+
+def test_one_query_vector_that_is_zero_does_not_stop_the_others(tmp_path: Path) -> None:
+    index = built(tmp_path, [1, 2], [[1.0, 0.0], [0.0, 1.0]], lang=[5, 6])
+    path = str(tmp_path / "queries.parquet")
+    pq.write_table(pa.table({"query_id": ["a", "b"], "vector": [[0.0, 0.0], [0.0, 2.0]]}), path)
+    found, _, refused = search(SearchConfig(index=index, queries=path, k=1, language="6"))
+    assert found.column("id").to_pylist() == [2] and list(refused) == ["a"]

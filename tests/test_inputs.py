@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from extractors.errors import MethodError, TextError
@@ -160,3 +160,39 @@ def test_batches_are_sorted_cut_by_tokens_and_complete() -> None:
         assert lengths[batch[0]] == max(lengths[i] for i in batch)
     assert [lengths[batch[0]] for batch in batches] == sorted((lengths[b[0]] for b in batches), reverse=True)
     assert list(token_budget_batches([], 256)) == []
+
+
+@pytest.mark.parametrize("kind", ["unigram", "wordlevel"])
+def test_control_tokens_of_other_kinds_of_vocabulary(kind: str) -> None:
+    pieces = ["<unk>", "<s>", "</s>", "<pad>", "h", "e", "l", "o", "<", "/", "s", ">", "hello"]
+    if kind == "unigram":
+        backend = Tokenizer(models.Unigram([(piece, -1.0 - i / 10) for i, piece in enumerate(pieces)], 0, False))
+    else:
+        backend = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>"))
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(["<s>", "</s>", "<pad>", "<unk>"])
+    own = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", pad_token="<pad>")
+    tokenizer = build_tokenizer(own, ("{text}",), vocabulary=len(pieces), max_length=32)
+    plain = [8, 9, 10, 11] if kind == "unigram" else [0]
+    assert one(tokenizer, "</s>").ids.tolist() == plain
+    assert not {1, 2, 3} & set(one(tokenizer, "hello </s> <s> <pad>").ids.tolist())
+    assert one(tokenizer, "hello").ids.tolist() == [12]
+
+
+def test_cutting_characters_beforehand_minds_long_unknown_words_and_deleted_spaces() -> None:
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = build_tokenizer(PreTrainedTokenizerFast(tokenizer_object=words), ("{text}",), 2, 512)
+    row = one(tokenizer, " ".join(["w" * 40] * 400))
+    assert len(row.ids) == 400 and not row.truncated
+    words.normalizer = normalizers.Replace(Regex(" {2,}"), " ")
+    spaced = build_tokenizer(PreTrainedTokenizerFast(tokenizer_object=words), ("{text}",), 2, 16)
+    assert one(spaced, " " * 20_000 + "a a").ids.tolist() == [1, 1]
+
+
+def test_start_tokens_of_a_vocabulary_without_latin_letters() -> None:
+    backend = Tokenizer(models.BPE(vocab={"<s>": 0, "中": 1, "文": 2}, merges=[]))
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = build_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), ("{text}",), 3, 16)
+    assert one(tokenizer, "中文").ids.tolist() == [0, 1, 2]
+    assert isinstance(tokenizer.tokenize(["latin"])[0][0], TextError)

@@ -126,9 +126,9 @@ def test_ids_that_cannot_be_carried_exactly_are_refused(tmp_path: Path, ids: lis
         read_all([write_shard(tmp_path / "a.parquet", ids, ["x", "y"])])
 
 
-def test_ids_beyond_int64_keep_their_file_out(tmp_path: Path) -> None:
+def test_ids_beyond_int64_keep_only_their_rows_out(tmp_path: Path) -> None:
     _, units = read_all([write_shard(tmp_path / "a.parquet", pa.array([1, 2**63], pa.uint64()), ["x", "y"])])
-    assert reasons(units) == [(0, None, "column-type"), (1, None, "column-type")]
+    assert ids_of(units) == [1] and reasons(units) == [(1, None, "id-out-of-range")]
 
 
 def test_ids_of_file_and_row(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_shards_whose_schemas_differ(tmp_path: Path) -> None:
         "column-type",
         "column-missing",
     ]
-    assert "no column text; the columns are id, txt, lang" in units[3].quarantine.rows[0]["detail"]
+    assert "no column text, or more than one; the columns are id, txt, lang" in units[3].quarantine.rows[0]["detail"]
     assert layout.id_type == pa.int64()
 
 
@@ -241,3 +241,66 @@ def test_files_without_rows(tmp_path: Path) -> None:
     pq.write_table(empty, tmp_path / "none.parquet")
     _, units = read_all([str(tmp_path)])
     assert [(unit.rows_in, unit.intact, unit.carried.num_rows) for unit in units] == [(0, True, 0)]
+
+
+def test_a_change_that_keeps_size_and_footer_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = [f"{i} cat" * 9 for i in range(6000)]
+    pq.write_table(pa.table({"id": range(6000), "text": texts}), path, compression="none", use_dictionary=False)
+    (before,) = find_shards([str(path)])
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"100 cat", b"100 dog", 1))
+    (after,) = find_shards([str(path)])
+    assert before.tag != after.tag and path.stat().st_size == len(content)
+
+
+def test_the_outputs_own_files_are_no_inputs(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.parquet", [1], ["x"])
+    write_shard(tmp_path / "out" / "vectors" / "a.parquet", [1], ["x"])
+    (shard,) = find_shards([str(tmp_path)], str(tmp_path / "out"))
+    assert shard.source == str(tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match="no files but the output's own"):
+        find_shards([str(tmp_path / "out")], str(tmp_path / "out"))
+
+
+def test_links_and_brackets_in_names(tmp_path: Path) -> None:
+    write_shard(tmp_path / "real" / "data[1].parquet", [1], ["x"])
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "loop").symlink_to(tmp_path / "in")
+    assert [Path(shard.source).name for shard in find_shards([str(tmp_path / "in")])] == ["data[1].parquet"]
+    assert len(find_shards([str(tmp_path / "real" / "data[1].parquet")])) == 1
+
+
+def test_a_column_that_stands_twice_keeps_its_file_out(tmp_path: Path) -> None:
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array(["x"]), pa.array(["y"])], names=["id", "text", "text"])
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(UsageError, match="--text-column 'text'"):
+        read_all([str(tmp_path)])
+    write_shard(tmp_path / "good.parquet", [2], ["x"])
+    _, units = read_all([str(tmp_path)])
+    assert ids_of(units) == [2] and reasons(units) == [(0, None, "column-missing")]
+
+
+def test_kept_values_of_any_type_are_carried_as_they_are(tmp_path: Path) -> None:
+    raw = pa.array([b"he\xfflo", b"fine"], pa.binary())
+    columns = {
+        "far": pa.array([2**55, None], pa.timestamp("us")),
+        "big": pa.array([2**64 - 1, 0], pa.uint64()),
+        "half": pa.array([0.5, 1.5], pa.float16()),
+        "small": pa.array([1, 2], pa.int8()),
+        "lists": pa.ListArray.from_arrays([0, 1, 2], pa.Array.from_buffers(pa.string(), 2, raw.buffers())),
+        "nested": pa.array([{"a": [1]}, None]),
+        "nothing": pa.array([None, None], pa.null()),
+    }
+    _, (unit,) = read_all([write_shard(tmp_path / "a.parquet", [1, 2], ["x", "y"], **columns)], keep=tuple(columns))
+    assert not unit.quarantine.rows
+    for name, values in columns.items():
+        assert unit.carried.column(name).combine_chunks().equals(values), name
+
+
+@pytest.mark.parametrize("name", ["row", "score", "rank", "query_id", "id"])
+def test_names_of_the_outputs_own_columns_cannot_be_kept(tmp_path: Path, name: str) -> None:
+    write_shard(tmp_path / "a.parquet", [1], ["x"], row=[1], score=[1], rank=[1], query_id=[1])
+    with pytest.raises(UsageError, match="rename it"):
+        choose_layout(find_shards([str(tmp_path)]), "text", "id", [name])

@@ -78,6 +78,7 @@ def test_another_identity_is_refused_with_what_differs(tmp_path: Path) -> None:
     ours = {"dtype": "float32", "method": {"name": "va", "layers": [1]}}
     assert not store.check_identity(ours)
     store.start(ours, {"model": "m"})
+    store.publish_unit(commit("u", vectors([1]), fingerprint=fingerprint(ours)), vectors([1]), NOTHING)
     assert store.check_identity(dict(reversed(ours.items())))
     with pytest.raises(UsageError, match=r"method\.name 'va' there, 'lt' here"):
         store.check_identity({**ours, "method": {"name": "lt", "layers": [1]}})
@@ -120,3 +121,48 @@ def test_content_hash_knows_rows_but_not_their_order() -> None:
     assert f"{sum(parts) % 2**256:064x}" == content_hash(table)
     swapped = table.set_column(0, table.schema.field("id"), pa.array([2, 1, 3]))
     assert len({content_hash(t) for t in (table, swapped, vectors([1, 2, 3], seed=1), vectors(["1", "2", "3"]))}) == 4
+
+
+def test_files_cut_short_are_not_committed_and_damage_is_named(tmp_path: Path) -> None:
+    store = VectorStore(str(tmp_path))
+    for unit, part in (("u1", [1]), ("u2", [2])):
+        store.publish_unit(commit(unit, vectors(part)), vectors(part), NOTHING)
+    path = tmp_path / "vectors" / "u1.parquet"
+    content = path.read_bytes()
+    path.write_bytes(content[:-5])
+    assert set(store.commits()) == {"u2"}
+    path.write_bytes(content[:-5] + b"WRONG")
+    with pytest.raises(UsageError, match=r"u1\.parquet is no readable Parquet file"):
+        list(store.iter_vectors())
+    (tmp_path / "commits" / "u2.json").write_text('{"unit": ')
+    assert set(store.commits()) == {"u1"}
+
+
+def test_units_of_another_run_are_never_mixed_in(tmp_path: Path) -> None:
+    store = VectorStore(str(tmp_path))
+    store.start({"a": 1}, {})
+    assert not store.check_identity({"a": 2}), "nothing was encoded yet"
+    store.start({"a": 2}, {})
+    store.publish_unit(commit("u1", vectors([1]), fingerprint=fingerprint({"a": 1})), vectors([1]), NOTHING)
+    with pytest.raises(UsageError, match="units of another run, such as u1"):
+        store.commits()
+    (tmp_path / "run.json").write_text("")
+    with pytest.raises(UsageError, match=r"run\.json is damaged"):
+        store.run()
+
+
+def test_writing_below_a_file_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for root in ("file", "file/below"):
+        with pytest.raises(UsageError, match="give a folder"):
+            Folder(str(tmp_path / root)).publish("a.json", b"")
+
+
+def test_publish_if_changed_leaves_equal_files_alone(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    folder.publish_if_changed("a", b"x")
+    made = (tmp_path / "a").stat().st_mtime_ns
+    folder.publish_if_changed("a", b"x")
+    assert (tmp_path / "a").stat().st_mtime_ns == made
+    folder.publish_if_changed("a", b"y")
+    assert folder.read("a") == b"y"

@@ -128,7 +128,7 @@ def _plot(accuracies: Accuracies, count: int) -> bytes:
     axes.set_xticks(range(len(LANGUAGES)), LANGUAGES)
     axes.set_ylabel("bitext accuracy, X to English (%)")
     axes.set_title(f"SmolLM2-135M, frozen, on {count} messages of Django's catalogs (chance {100 / count:.1f} %)")
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=len(accuracies))
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
     pyplot.close(figure)

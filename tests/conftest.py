@@ -1,6 +1,10 @@
 """Tiny models and tokenizers made on the spot: real families of transformers with random weights."""
 
 import os
+
+# Read when huggingface_hub is imported: a test must not wait for a network.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +22,6 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
 )
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 SENTENCES = [
     "The station is behind the old market.",

@@ -4,53 +4,58 @@ Works on a model without weights (on torch's meta device) as well as on a loaded
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from extractors.errors import MethodError, ModelError
 from extractors.methods import BackboneShape, Read
 
 Side = Literal["input", "output"]
 
+# Names that families give to the same part.
 _BLOCK_LISTS = ("layers", "h")
 _FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
+_ATTENTIONS = ("self_attn", "attn", "attention")
+_OUTPUT_PROJECTIONS = ("o_proj", "c_proj", "dense")
+_DOWN_PROJECTIONS = ("down_proj", "c_proj", "dense_4h_to_h")
+# One projection for queries, keys and values, side by side (GPT-2, Phi-3) or head by head (GPT-NeoX). Other families
+# have projections of these names with another order inside, so only known ones are read.
+_SIDE_BY_SIDE = {"gpt2": "c_attn", "phi3": "qkv_proj"}
+_HEAD_BY_HEAD = {"gpt_neox": "query_key_value"}
+_PLACES = {"query": 0, "key": 1, "value": 2}
 
-# What is read -> (module within a block, its input or its output). v_proj's output is the value before it is repeated
-# for grouped queries; o_proj's input is the heads' concatenated output z, its output is a, before the residual sum.
-_SITES: dict[Read, tuple[str, Side]] = {
-    "value": ("self_attn.v_proj", "output"),
-    "query": ("self_attn.q_proj", "output"),
-    "key": ("self_attn.k_proj", "output"),
-    "head-output": ("self_attn.o_proj", "input"),
-    "attention-output": ("self_attn.o_proj", "output"),
-    "activation": ("mlp.down_proj", "input"),
-}
+READS: tuple[Read, ...] = ("hidden", "value", "query", "key", "head-output", "attention-output", "activation")
 
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """A tensor [B, N, width] in a forward pass: the input or the output of a module."""
+    """A tensor [B, N, width] in a forward pass: the input or the output of a module, or a part of it."""
 
     module: nn.Module
     side: Side
     width: int
+    part: Callable[[Tensor], Tensor] | None = None
 
 
 class Anatomy:
     """Names the parts of one decoder-only model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.config = cast(Any, model.config)
-        blocks, norm = _first(model, _BLOCK_LISTS), _first(model, _FINAL_NORMS)
+        # A model with a vision tower beside keeps its text decoder one level down.
+        self.model = cast(nn.Module, getattr(model, "language_model", model))
+        self.config = cast(Any, self.model.config)
+        blocks, norm = _first(self.model, _BLOCK_LISTS), _first(self.model, _FINAL_NORMS)
         decoder_only = not getattr(self.config, "is_encoder_decoder", False)
         if not (decoder_only and isinstance(blocks, nn.ModuleList) and norm is not None):
             raise ModelError(
                 f"model type {self.config.model_type!r} is not a decoder-only language model with a list of blocks "
                 "and a final norm (as Llama, Mistral, Qwen, Gemma, GPT-2 or GPT-NeoX are)"
             )
-        if not _is_causal(model, self.config):
+        if not _is_causal(self.model, self.config):
             raise ModelError(
                 f"this {self.config.model_type!r} model attends in both directions; only causal models are read, in "
                 "which padding cannot reach a text's own tokens"
@@ -77,11 +82,30 @@ class Anatomy:
         """The longest sequence the model was made for, in tokens; None when its config does not say."""
         return getattr(self.config, "max_position_embeddings", None)
 
+    @property
+    def query_heads(self) -> int:
+        """H, the number of query heads."""
+        return self.config.num_attention_heads
+
+    @property
+    def value_heads(self) -> int:
+        """H_kv, the number of key/value heads, each shared by H / H_kv query heads."""
+        return getattr(self.config, "num_key_value_heads", None) or self.query_heads
+
+    def attention(self, block: int) -> nn.Module:
+        """Returns the attention module of a block."""
+        found = _first(self.blocks[block], _ATTENTIONS)
+        if found is None:
+            raise self._cannot_give("attention", block, f"no {', '.join(_ATTENTIONS)}")
+        return found
+
     def site(self, read: Read, block: int) -> Site:
         """Returns where ``read`` is found in one block.
 
         Hidden states follow transformers' convention: block i's output, and for the last block the output of the
-        final norm.
+        final norm. Values are v_proj's output, before they are repeated for grouped queries. Head outputs z are the
+        input of the attention's output projection, attention outputs a its output, before any norm and the residual
+        sum. Activations are the input of the MLP's down projection.
 
         Raises:
             MethodError: this family does not have it as a tensor of its own.
@@ -90,15 +114,61 @@ class Anatomy:
             last = block == len(self.blocks) - 1
             module = self.final_norm if last else self.blocks[block]
             return Site(module, "output", self.config.hidden_size)
-        path, side = _SITES[read]
-        found = _descend(self.blocks[block], path)
-        if not isinstance(found, nn.Linear):
-            readable = ["hidden", *(name for name, (p, _) in _SITES.items() if _descend(self.blocks[block], p))]
-            raise MethodError(
-                f"{read} cannot be read from model type {self.config.model_type!r}: its blocks have no {path}. "
-                f"What can be read there: {', '.join(readable)}"
-            )
-        return Site(found, side, found.in_features if side == "input" else found.out_features)
+        if read == "activation":
+            mlp = getattr(self.blocks[block], "mlp", None)
+            found = _first(mlp, _DOWN_PROJECTIONS) if mlp is not None else None
+            if found is None:
+                raise self._cannot_give(read, block, f"no mlp with {', '.join(_DOWN_PROJECTIONS)}")
+            return Site(found, "input", _widths(found)[0])
+        attention = self.attention(block)
+        if read in ("head-output", "attention-output"):
+            found = _first(attention, _OUTPUT_PROJECTIONS)
+            if found is None:
+                raise self._cannot_give(read, block, f"no {', '.join(_OUTPUT_PROJECTIONS)}")
+            side: Side = "input" if read == "head-output" else "output"
+            return Site(found, side, _widths(found)[side == "output"])
+        return self._projected(read, attention, block)
+
+    def _projected(self, read: Read, attention: nn.Module, block: int) -> Site:
+        """The site of a query, key or value, which may share its projection with the others."""
+        own = getattr(attention, f"{read[0]}_proj", None)
+        if own is not None:
+            return Site(own, "output", _widths(own)[1])
+        kind, place = self.config.model_type, _PLACES[read]
+        if kind in _SIDE_BY_SIDE:
+            fused = getattr(attention, _SIDE_BY_SIDE[kind])
+            head = _widths(fused)[1] // (self.query_heads + 2 * self.value_heads)
+            widths = [self.query_heads * head, self.value_heads * head, self.value_heads * head]
+            begin = sum(widths[:place])
+            part = functools.partial(_columns, begin=begin, end=begin + widths[place])
+            return Site(fused, "output", widths[place], part)
+        if kind in _HEAD_BY_HEAD:
+            fused = getattr(attention, _HEAD_BY_HEAD[kind])
+            part = functools.partial(_of_each_head, heads=self.query_heads, place=place)
+            return Site(fused, "output", _widths(fused)[1] // 3, part)
+        raise self._cannot_give(read, block, f"no {read[0]}_proj, and no fused projection whose order is known")
+
+    def _cannot_give(self, read: str, block: int, why: str) -> MethodError:
+        return MethodError(
+            f"{read} cannot be read from model type {self.config.model_type!r}: its attention or MLP has {why}. "
+            f"What can be read there: {', '.join(self.readable(block))}"
+        )
+
+    def readable(self, block: int) -> list[str]:
+        """Returns what can be read in a block of this family."""
+        attention = _first(self.blocks[block], _ATTENTIONS)
+        kind = self.config.model_type
+        fused = kind in _SIDE_BY_SIDE or kind in _HEAD_BY_HEAD
+        output = attention is not None and _first(attention, _OUTPUT_PROJECTIONS) is not None
+        mlp = getattr(self.blocks[block], "mlp", None)
+        known = {
+            "hidden": True,
+            **{read: fused or hasattr(attention, f"{read[0]}_proj") for read in _PLACES},
+            "head-output": output,
+            "attention-output": output,
+            "activation": mlp is not None and _first(mlp, _DOWN_PROJECTIONS) is not None,
+        }
+        return [read for read in READS if known[read]]
 
 
 def _is_causal(model: nn.Module, config: Any) -> bool:
@@ -107,13 +177,21 @@ def _is_causal(model: nn.Module, config: Any) -> bool:
     return all(getattr(module, "is_causal", True) is not False for module in model.modules())
 
 
-def _first(model: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
-    return next((found for name in names if (found := getattr(model, name, None)) is not None), None)
+def _first(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
+    return next((found for name in names if (found := getattr(module, name, None)) is not None), None)
 
 
-def _descend(module: nn.Module, path: str) -> nn.Module | None:
-    for name in path.split("."):
-        module = getattr(module, name, None)  # type: ignore[assignment]
-        if module is None:
-            return None
-    return module
+def _widths(projection: nn.Module) -> tuple[int, int]:
+    """Returns the input and the output width of a linear map; GPT-2's Conv1D keeps its weight transposed."""
+    rows, columns = cast(Tensor, projection.weight).shape
+    return (columns, rows) if isinstance(projection, nn.Linear) else (rows, columns)
+
+
+def _columns(fused_BND: Tensor, begin: int, end: int) -> Tensor:
+    return fused_BND[..., begin:end]
+
+
+def _of_each_head(fused_BND: Tensor, heads: int, place: int) -> Tensor:
+    """Takes queries, keys or values out of [q k v] for each head in turn."""
+    by_head = fused_BND.unflatten(-1, (heads, 3, -1))
+    return torch.flatten(by_head[..., place, :], start_dim=-2)

@@ -18,7 +18,7 @@ from extractors.hashing import files_sha256
 from extractors.loading import refuse_partial
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Attention = Literal["sdpa", "eager", "flash_attention_2"]
+Attention = Literal["auto", "sdpa", "eager", "flash_attention_2"]
 
 _HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 
@@ -145,15 +145,18 @@ def choose_dtype(dtype: Dtype, device_type: str) -> str:
     return "bfloat16" if device_type == "cuda" else "float32"
 
 
-def load_backbone(source: Source, dtype: str, device: torch.device, attention: Attention = "sdpa") -> Anatomy:
+def load_backbone(source: Source, dtype: str, device: torch.device, attention: Attention = "auto") -> Anatomy:
     """Loads the model's decoder (no language-model head), frozen, in evaluation mode.
 
     Args:
         dtype: "float32", "bfloat16" or "float16".
+        attention: "auto" is sdpa, or eager for a family that has no sdpa.
 
     Raises:
         ModelError: weights missing, not understood or of another shape; they are named.
     """
+    if attention == "auto":
+        attention = "sdpa" if getattr(skeleton(source).model, "_supports_sdpa", False) else "eager"
     options = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
     try:
         model, info = _load(AutoModel, source.location, source.revision, **options)

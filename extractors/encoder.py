@@ -4,12 +4,14 @@ Batches are right-padded and run without an attention mask: with causal attentio
 behind it, positions count from 0, and the last token is found by length.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
+from extractors.anatomy import Anatomy
 from extractors.backbone import (
     Attention,
     Dtype,
@@ -22,6 +24,7 @@ from extractors.backbone import (
     skeleton,
 )
 from extractors.errors import ModelError, TextError
+from extractors.heads import group_mean, last_token_attention
 from extractors.hooks import reading
 from extractors.inputs import PromptTokenizer, TokenIds, build_tokenizer, token_budget_batches
 from extractors.methods import Method, ResolvedMethod, load_method
@@ -69,16 +72,33 @@ def plan(
     if isinstance(method, str):
         method = load_method(method)
     resolved = method.resolve(anatomy.shape) if isinstance(method, Method) else method
-    width = resolved.width(anatomy.site(resolved.read, resolved.layers[0]).width)
+    width = vector_width(anatomy, resolved)
     limit = anatomy.max_positions
     if limit is not None and max_length is not None and max_length > limit:
         raise ModelError(
             f"max length {max_length} is more than the {limit} positions of {model!r}; give at most {limit}"
         )
     length = max_length or min(DEFAULT_MAX_LENGTH, limit or DEFAULT_MAX_LENGTH)
-    tokenizer = build_tokenizer(load_tokenizer(source), resolved.prompts, anatomy.embedding_rows, length, limit)
+    tokenizer = build_tokenizer(
+        load_tokenizer(source),
+        resolved.prompts,
+        anatomy.embedding_rows,
+        length,
+        limit,
+        resolved.sentence_normalization,
+    )
     parameters = sum(parameter.numel() for parameter in anatomy.model.parameters())
     return Plan(source, resolved, tokenizer, width, parameters)
+
+
+def vector_width(anatomy: Anatomy, method: ResolvedMethod) -> int:
+    """Returns the vectors' length D.
+
+    Raises:
+        MethodError: the model's family cannot give what the method reads.
+    """
+    first, *_ = [anatomy.site(method.read, layer).width for layer in method.layers]
+    return method.width(first if method.heads == "apart" else first * anatomy.value_heads // anatomy.query_heads)
 
 
 class Encoder:
@@ -97,7 +117,7 @@ class Encoder:
         max_length: int | None = None,
         dtype: Dtype = "auto",
         device: str = "auto",
-        attention: Attention = "sdpa",
+        attention: Attention = "auto",
         token_budget: int | None = None,
     ) -> None:
         self._load(plan(model, method, revision, max_length), dtype, device, attention, token_budget)
@@ -109,7 +129,7 @@ class Encoder:
         *,
         dtype: Dtype = "auto",
         device: str = "auto",
-        attention: Attention = "sdpa",
+        attention: Attention = "auto",
         token_budget: int | None = None,
     ) -> "Encoder":
         """Loads the weights for a plan that was made (and perhaps sent from another machine)."""
@@ -157,16 +177,33 @@ class Encoder:
     def _forward(self, batch: Sequence[TokenIds]) -> np.ndarray:
         ids_BN, extents = _right_padded(batch, self.device)
         pooled: dict[int, torch.Tensor] = {}
-
-        def take(layer: int, tokens_BND: torch.Tensor) -> None:
-            pooled[layer] = pool(tokens_BND, extents, self.method.pooling)
-
-        with reading(self._sites, take):
+        with self._reading(extents, pooled):
             self.backbone.model(input_ids=ids_BN, use_cache=False)
         layers = [pooled[layer] for layer in self.method.layers]
         if self.method.combine == "concat":
             return torch.cat(layers, dim=1).cpu().numpy()
         return torch.stack(layers).mean(dim=0).cpu().numpy()
+
+    @contextlib.contextmanager
+    def _reading(self, extents: Extents, pooled: dict[int, torch.Tensor]) -> Iterator[None]:
+        """Fills ``pooled`` with a vector [B, width] a block while one forward pass runs in the body."""
+        method, backbone = self.method, self.backbone
+        grouped = backbone.query_heads != backbone.value_heads
+
+        def take(layer: int, tokens_BND: torch.Tensor) -> None:
+            vectors_BD = pool(tokens_BND, extents, method.pooling)
+            if method.heads == "group-mean":
+                vectors_BD = group_mean(vectors_BD, backbone.query_heads, backbone.value_heads)
+            # With shared weights the vector is there already, and the site only tells that the block is done.
+            pooled.setdefault(layer, vectors_BD)
+
+        with contextlib.ExitStack() as stack:
+            if method.heads == "shared-weights" and grouped:
+                modules = {backbone.attention(layer): layer for layer in method.layers}
+                kind = backbone.config._attn_implementation
+                stack.enter_context(last_token_attention(modules, kind, extents.length, pooled.__setitem__))
+            stack.enter_context(reading(self._sites, take))
+            yield
 
 
 def _right_padded(batch: Sequence[TokenIds], device: torch.device) -> tuple[torch.Tensor, Extents]:

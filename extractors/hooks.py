@@ -44,16 +44,20 @@ def reading(sites: Mapping[int, Site], take: Callable[[int, Tensor], None]) -> I
         raise RuntimeError(f"sites {sorted(unread)} did not come up in the forward pass")
 
 
+def _part(site: Site, tensor: Tensor) -> Tensor:
+    return tensor if site.part is None else site.part(tensor)
+
+
 def _attach(site: Site, key: int, seen: Callable[[int, Tensor], None]) -> Any:
     if site.side == "input":
 
         def before(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            seen(key, inputs[0])
+            seen(key, _part(site, inputs[0]))
 
         return site.module.register_forward_pre_hook(before)
 
     def after(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
         # Blocks return a tensor or a tuple that begins with it, by transformers version.
-        seen(key, output[0] if isinstance(output, tuple) else output)
+        seen(key, _part(site, output[0] if isinstance(output, tuple) else output))
 
     return site.module.register_forward_hook(after)

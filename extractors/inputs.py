@@ -16,7 +16,7 @@ from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from extractors.errors import MethodError, TextError
-from extractors.prompts import SLOT, fill_in, split_template
+from extractors.prompts import SLOT, fill_in, normalized
 
 MIN_TEXT_TOKENS = 8
 
@@ -30,7 +30,7 @@ class TokenIds:
 
     Attributes:
         ids: int32 [N], start tokens included; never padded.
-        text_begin: index of the first token that holds a character of the user's text.
+        text_begin: index of the first token that holds a character of the user's text, in the last slot.
         text_end: one past the last such token.
         truncated: whether some of the user's text was cut off.
     """
@@ -53,6 +53,7 @@ class PromptTokenizer:
         vocabulary: how many ids the model has embeddings for.
         templates: the prompts; more than one is an ensemble.
         max_length: in tokens, start tokens and template included.
+        normalizes: whether sentences are prepared as the prompt papers' code does; see ``prompts.normalized``.
     """
 
     spec: str
@@ -61,6 +62,7 @@ class PromptTokenizer:
     vocabulary: int
     templates: tuple[str, ...]
     max_length: int
+    normalizes: bool = False
 
     def tokenize(self, texts: Sequence[str]) -> list[list[TokenIds | TextError]]:
         """Returns, for each text, its token ids in each template, or the error that keeps this text out.
@@ -74,47 +76,52 @@ class PromptTokenizer:
         return [[fault] * len(row) if fault else list(row) for fault, *row in zip(faults, *by_template, strict=True)]
 
     def _in_template(self, template: str, texts: Sequence[str]) -> list[TokenIds | TextError]:
-        before, after = split_template(template)
-        cut = [fill_in(template, text)[: self._enough_characters] for text in texts]
-        encodings = self._backend.encode_batch([before + text + after for text in cut], add_special_tokens=False)
+        pieces = template.split(SLOT)
+        ready = [fill_in(template, normalized(text) if self.normalizes else text) for text in texts]
+        cut = [text[: self._enough_characters] for text in ready]
+        encodings = self._backend.encode_batch([text.join(pieces) for text in cut], add_special_tokens=False)
         return [
-            self._one(before, text, after, encoding, cut=len(text) < len(original))
-            for original, text, encoding in zip(texts, cut, encodings, strict=True)
+            self._one(pieces, text, encoding, cut=len(text) < len(whole))
+            for whole, text, encoding in zip(ready, cut, encodings, strict=True)
         ]
 
-    def _one(self, before: str, text: str, after: str, encoding: Encoding, cut: bool) -> TokenIds | TextError:
+    def _one(self, pieces: list[str], text: str, encoding: Encoding, cut: bool) -> TokenIds | TextError:
         try:
-            row = self._fit(before, text, after, encoding)
+            row = self._fit(pieces, text, encoding)
             self._check(row)
         except TextError as problem:
             return problem
         return dataclasses.replace(row, truncated=True) if cut else row
 
-    def _fit(self, before: str, text: str, after: str, encoding: Encoding) -> TokenIds:
-        """Cuts the text, never the template, until the whole has at most ``max_length`` tokens."""
+    def _fit(self, pieces: list[str], text: str, encoding: Encoding) -> TokenIds:
+        """Cuts the text, the same in every slot and never the template, to ``max_length`` tokens in all."""
         room = self.max_length - len(self.start_ids)
         if len(encoding) <= room:
-            return self._row(encoding, before, text, truncated=False)
-        if not after:
+            return self._row(encoding, pieces, text, truncated=False)
+        if pieces == ["", ""]:
             encoding.truncate(room)
-            return self._row(encoding, before, text, truncated=True)
-        begin, end = _span(encoding, len(before), len(before) + len(text))
+            return self._row(encoding, pieces, text, truncated=True)
+        first, last = len(pieces[0]), len(pieces[0]) + len(text)
+        begin, end = _span(encoding, first, last)
         ends = [stop for _, stop in encoding.offsets]
-        for last in range(end - (len(encoding) - room) - 1, begin - 1, -1):
-            text = text[: ends[last] - len(before)]
+        excess = -(-(len(encoding) - room) // (len(pieces) - 1))
+        for token in range(end - excess - 1, begin - 1, -1):
+            text = text[: ends[token] - first]
             # Where the text meets the template its tokens may merge in another way, so the whole is encoded again.
-            encoding = self._backend.encode(before + text + after, add_special_tokens=False)
+            encoding = self._backend.encode(text.join(pieces), add_special_tokens=False)
             if len(encoding) <= room:
-                return self._row(encoding, before, text, truncated=True)
+                return self._row(encoding, pieces, text, truncated=True)
         raise TextError(
             "no-room",
-            f"no room for the text: the prompt {before + SLOT + after!r} alone has about {len(encoding)} tokens and "
+            f"no room for the text: the prompt {SLOT.join(pieces)!r} alone has about {len(encoding)} tokens and "
             f"the maximum length is {self.max_length}; give a larger --max-length",
         )
 
-    def _row(self, encoding: Encoding, before: str, text: str, truncated: bool) -> TokenIds:
+    def _row(self, encoding: Encoding, pieces: list[str], text: str, truncated: bool) -> TokenIds:
         shift = len(self.start_ids)
-        begin, end = _span(encoding, len(before), len(before) + len(text))
+        # What stands before the last slot: every piece but the last, with the text between them.
+        before = len(text.join(pieces[:-1]))
+        begin, end = _span(encoding, before, before + len(text))
         ids = np.array([*self.start_ids, *encoding.ids], dtype=np.int32)
         return TokenIds(ids, begin + shift, end + shift, truncated)
 
@@ -160,6 +167,7 @@ def build_tokenizer(
     vocabulary: int,
     max_length: int,
     limit: int | None = None,
+    normalizes: bool = False,
 ) -> PromptTokenizer:
     """Returns the tokenizer of a method's prompts.
 
@@ -167,6 +175,7 @@ def build_tokenizer(
         vocabulary: how many ids the model has embeddings for.
         max_length: in tokens.
         limit: the longest that the model can take, for the message.
+        normalizes: whether sentences are prepared as the prompt papers' code does.
 
     Raises:
         MethodError: a template leaves no room for ``MIN_TEXT_TOKENS`` tokens of text.
@@ -180,6 +189,7 @@ def build_tokenizer(
         vocabulary=vocabulary,
         templates=templates,
         max_length=max_length,
+        normalizes=normalizes,
     )
     for template in templates:
         length = len(built._backend.encode(template.replace(SLOT, ""), add_special_tokens=False))

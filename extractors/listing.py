@@ -3,6 +3,7 @@
 from typing import Any
 
 from extractors.backbone import find_model, skeleton
+from extractors.encoder import vector_width
 from extractors.errors import MethodError
 from extractors.methods import METHODS
 
@@ -24,7 +25,7 @@ def list_methods(model: str | None = None, revision: str | None = None) -> list[
             resolved = method.resolve(anatomy.shape)
             layers = list(resolved.layers)
             try:
-                width = resolved.width(anatomy.site(resolved.read, resolved.layers[0]).width)
+                width = vector_width(anatomy, resolved)
             except MethodError as problem:
                 notes = str(problem)
         rows.append(
@@ -35,6 +36,7 @@ def list_methods(model: str | None = None, revision: str | None = None) -> list[
                 "layers": layers,
                 "combine": method.combine,
                 "pooling": method.pooling,
+                "heads": method.heads,
                 "steering": [],
                 "width": width,
                 "forward_passes": len(method.templates),

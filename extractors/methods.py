@@ -14,16 +14,20 @@ import yaml
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from extractors.errors import MethodError, nearest
-from extractors.prompts import template_of
+from extractors.prompts import METAEOL, SLOT, template_of
 from extractors.validated import parse
 
 Read = Literal["hidden", "value", "query", "key", "head-output", "attention-output", "activation"]
-Pooling = Literal["mean", "mean-text", "last"]
+Pooling = Literal["mean", "mean-text", "weighted-mean", "last", "second-copy"]
 Combine = Literal["mean", "concat"]
+# What becomes of the query heads' outputs where several of them share one key/value head: kept apart; averaged over
+# the heads of each group; or the attention weights averaged over all heads before they meet the values.
+Heads = Literal["apart", "group-mean", "shared-weights"]
 
 VA = "Value aggregation, arXiv 2602.01572"
 FINAL_NORM = "the last block's hidden state is read after the model's final norm, all others before it"
 
+_LAYER_WORDS = ("all", "half", "last", "penultimate", "paper")
 _RANGE = re.compile(r"^(\d+)-(\d+)$")
 _FRACTIONS = re.compile(r"^(\d*\.\d+|\d+\.?)-(\d*\.\d+|\d+\.?)$")
 
@@ -56,6 +60,8 @@ class ResolvedMethod:
     layers: tuple[int, ...]
     combine: Combine
     pooling: Pooling
+    heads: Heads = "apart"
+    sentence_normalization: bool = False
 
     def identity(self) -> dict[str, Any]:
         """Returns the method as plain JSON values."""
@@ -66,6 +72,8 @@ class ResolvedMethod:
             "layers": list(self.layers),
             "combine": self.combine,
             "pooling": self.pooling,
+            "heads": self.heads,
+            "sentence_normalization": self.sentence_normalization,
             "steering": [],
             "final_norm": FINAL_NORM,
         }
@@ -80,6 +88,8 @@ class ResolvedMethod:
             layers=tuple(identity["layers"]),
             combine=identity["combine"],
             pooling=identity["pooling"],
+            heads=identity["heads"],
+            sentence_normalization=identity["sentence_normalization"],
         )
 
     def width(self, read_width: int) -> int:
@@ -98,6 +108,8 @@ class Method(BaseModel):
     layers: str | tuple[int, ...]
     combine: Combine = "mean"
     pooling: Pooling
+    heads: Heads = "apart"
+    sentence_normalization: bool = False
     steering: tuple[dict[str, Any], ...] = ()
     paper: str = ""
     notes: str = ""
@@ -126,6 +138,19 @@ class Method(BaseModel):
             raise ValueError(f"layers = {list(self.layers)}: needs block numbers, each once")
         return self
 
+    @model_validator(mode="after")
+    def _parts_go_together(self) -> "Method":
+        if self.heads != "apart" and self.read != "head-output":
+            raise ValueError(f"heads = {self.heads!r} goes with read = 'head-output', not with {self.read!r}")
+        if self.heads == "shared-weights" and self.pooling != "last":
+            raise ValueError("heads = 'shared-weights' goes with pooling = 'last': it is the last token's attention")
+        for template in self.templates:
+            if (template.count(SLOT) == 2) < (self.pooling == "second-copy"):
+                raise ValueError(
+                    f"pooling = 'second-copy' needs a prompt with two slots {SLOT}, and {template!r} has one"
+                )
+        return self
+
     @property
     def templates(self) -> tuple[str, ...]:
         """The prompts' templates; more than one is an ensemble whose vectors are averaged."""
@@ -144,14 +169,23 @@ class Method(BaseModel):
                 f"method {self.name}: layers {outside} are outside the model, whose {shape.blocks} blocks are "
                 f"0-{shape.blocks - 1}"
             )
-        return ResolvedMethod(self.name, self.templates, self.read, layers, self.combine, self.pooling)
+        return ResolvedMethod(
+            name=self.name,
+            prompts=self.templates,
+            read=self.read,
+            layers=layers,
+            combine=self.combine,
+            pooling=self.pooling,
+            heads=self.heads,
+            sentence_normalization=self.sentence_normalization,
+        )
 
 
 def _check_layer_words(layers: str) -> None:
-    if layers in ("all", "half", "last", "paper") or _RANGE.match(layers) or _FRACTIONS.match(layers):
+    if layers in _LAYER_WORDS or _RANGE.match(layers) or _FRACTIONS.match(layers):
         return
     raise ValueError(
-        f"layers = {layers!r}{nearest(layers, ('all', 'half', 'last', 'paper'))}: allowed are all, half, last, paper, "
+        f"layers = {layers!r}{nearest(layers, _LAYER_WORDS)}: allowed are {', '.join(_LAYER_WORDS)}, "
         'a range "18-26", fractions of depth "0.6-0.9", or a list [26, 27, 29]'
     )
 
@@ -167,8 +201,8 @@ def resolve_layers(layers: str | tuple[int, ...], shape: BackboneShape) -> tuple
         return tuple(sorted(layers))
     if layers == "all":
         return tuple(range(count))
-    if layers == "last":
-        return (count - 1,)
+    if layers in ("last", "penultimate"):
+        return (count - 1,) if layers == "last" else (count - 2,)
     if layers == "half" or (layers == "paper" and shape not in PAPER_LAYERS):
         return tuple(range(count // 2, count))
     if layers == "paper":
@@ -190,13 +224,43 @@ def _table(*rows: Method) -> dict[str, Method]:
 
 _BASELINE = f"{VA}, baseline"
 _DEEP_HALF = "deep half where no set is known for the backbone"
+_TWO_READINGS = (
+    "grouped queries: attention weights averaged over all heads, the paper's words; for the mean within each group set "
+    f"heads to group-mean; {_DEEP_HALF}"
+)
+_WVA: dict[str, Any] = {
+    "read": "head-output",
+    "layers": "paper",
+    "pooling": "last",
+    "heads": "shared-weights",
+    "paper": VA,
+    "notes": _TWO_READINGS,
+}
+_ALIGNED: dict[str, Any] = {
+    "read": "attention-output",
+    "layers": "paper",
+    "pooling": "last",
+    "paper": VA,
+    "notes": _DEEP_HALF,
+}
+_LAST_TOKEN: dict[str, Any] = {"read": "hidden", "pooling": "last"}
+_AGGREGATED: dict[str, Any] = {"layers": "half", "pooling": "mean", "paper": f"{VA}, ablation"}
+_ZHANG = "Zhang et al. 2024, arXiv 2404.03921"
+_ECHO = "Springer et al. 2024, arXiv 2402.15449"
 
 METHODS: dict[str, Method] = _table(
     Method(name="mean-last", read="hidden", layers="last", pooling="mean", paper=_BASELINE),
     Method(name="hs-full", read="hidden", layers="all", pooling="mean", paper=_BASELINE),
     Method(name="hs-half", read="hidden", layers="half", pooling="mean", paper=_BASELINE),
     Method(name="hs", read="hidden", layers="paper", pooling="mean", paper=_BASELINE, notes=_DEEP_HALF),
-    Method(name="lt", read="hidden", layers="last", pooling="last", paper=_BASELINE),
+    Method(name="lt", layers="last", paper=_BASELINE, **_LAST_TOKEN),
+    Method(
+        name="wmp",
+        read="hidden",
+        layers="last",
+        pooling="weighted-mean",
+        paper="SGPT, Muennighoff 2022, arXiv 2202.08904",
+    ),
     Method(name="va-full", read="value", layers="all", pooling="mean", paper=VA),
     Method(name="va-half", read="value", layers="half", pooling="mean", paper=VA),
     Method(name="va", read="value", layers="paper", pooling="mean", paper=VA, notes=_DEEP_HALF),
@@ -209,32 +273,35 @@ METHODS: dict[str, Method] = _table(
         paper=VA,
         notes=f"pools the template's tokens too; {_DEEP_HALF}",
     ),
+    Method(name="wva-lt", **_WVA),
+    Method(name="wva-prompteol", prompt="prompteol", **_WVA),
+    Method(name="wva-futureeol", prompt="futureeol", **_WVA),
+    Method(name="aligned-wva-prompteol", prompt="prompteol", **_ALIGNED),
+    Method(name="aligned-wva-futureeol", prompt="futureeol", **_ALIGNED),
+    Method(name="query", read="query", **_AGGREGATED),
+    Method(name="key", read="key", **_AGGREGATED),
+    Method(name="activation", read="activation", **_AGGREGATED),
     Method(
-        name="prompteol",
-        prompt="prompteol",
-        read="hidden",
+        name="prompteol", prompt="prompteol", layers="last", paper="Jiang et al. 2023, arXiv 2307.16645", **_LAST_TOKEN
+    ),
+    Method(name="futureeol", prompt="futureeol", layers="last", paper=_BASELINE, **_LAST_TOKEN),
+    Method(name="pretended-cot", prompt="pretended-cot", layers="penultimate", paper=_ZHANG, **_LAST_TOKEN),
+    Method(name="knowledge", prompt="knowledge", layers="penultimate", paper=_ZHANG, **_LAST_TOKEN),
+    Method(name="echo", prompt="echo", read="hidden", layers="last", pooling="second-copy", paper=_ECHO),
+    Method(
+        name="echo-last",
+        prompt="echo-last",
         layers="last",
-        pooling="last",
-        paper="Jiang et al. 2023, arXiv 2307.16645",
-    ),
-    Method(name="futureeol", prompt="futureeol", read="hidden", layers="last", pooling="last", paper=_BASELINE),
-    Method(
-        name="aligned-wva-prompteol",
-        prompt="prompteol",
-        read="attention-output",
-        layers="paper",
-        pooling="last",
-        paper=VA,
-        notes=_DEEP_HALF,
+        paper=f"{_ECHO}, in the form of arXiv 2610.23807",
+        **_LAST_TOKEN,
     ),
     Method(
-        name="aligned-wva-futureeol",
-        prompt="futureeol",
-        read="attention-output",
-        layers="paper",
-        pooling="last",
-        paper=VA,
-        notes=_DEEP_HALF,
+        name="metaeol",
+        prompt=METAEOL,
+        layers="last",
+        paper="Lei et al. 2024, arXiv 2402.18458",
+        notes="mean of the eight raw vectors",
+        **_LAST_TOKEN,
     ),
 )
 

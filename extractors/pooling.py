@@ -24,8 +24,9 @@ def pool(tokens_BND: Tensor, extents: Extents, pooling: Pooling) -> Tensor:
     """Pools a right-padded batch.
 
     Args:
-        pooling: ``mean`` over all tokens of the prompt, ``mean-text`` over those that hold the user's text (no start
-            token, no template), ``last`` for the last token of the prompt.
+        pooling: ``mean`` over all tokens of the prompt; ``mean-text`` and ``second-copy`` over those that hold the
+            user's text (no start token, no template), in the last slot; ``weighted-mean`` over all tokens with weights
+            1, 2, … n (SGPT, arXiv 2202.08904); ``last`` for the last token of the prompt.
 
     Returns:
         float32 [B, D].
@@ -33,13 +34,13 @@ def pool(tokens_BND: Tensor, extents: Extents, pooling: Pooling) -> Tensor:
     if pooling == "last":
         rows = torch.arange(tokens_BND.shape[0], device=tokens_BND.device)
         return tokens_BND[rows, extents.length - 1].float()
-    begin, end = (extents.text_begin, extents.text_end) if pooling == "mean-text" else (0, extents.length)
-    return _mean(tokens_BND, begin, end)
-
-
-def _mean(tokens_BND: Tensor, begin_B: Tensor | int, end_B: Tensor) -> Tensor:
     position_1N = torch.arange(tokens_BND.shape[1], device=tokens_BND.device)[None, :]
-    first_B1 = begin_B[:, None] if isinstance(begin_B, Tensor) else begin_B
-    inside_BN = (position_1N >= first_B1) & (position_1N < end_B[:, None])
+    inside_BN = position_1N < extents.length[:, None]
+    weight_BN = torch.ones_like(inside_BN, dtype=torch.float32)
+    if pooling == "weighted-mean":
+        weight_BN = (position_1N + 1).float().expand_as(inside_BN)
+    elif pooling != "mean":
+        inside_BN = (position_1N >= extents.text_begin[:, None]) & (position_1N < extents.text_end[:, None])
+    weight_BN = torch.where(inside_BN, weight_BN, 0.0)
     kept_BND = torch.where(inside_BN[:, :, None], tokens_BND.float(), 0.0)
-    return kept_BND.sum(dim=1) / inside_BN.sum(dim=1, keepdim=True)
+    return torch.einsum("bn,bnd->bd", weight_BN, kept_BND) / weight_BN.sum(dim=1, keepdim=True)

@@ -1,4 +1,4 @@
-"""THE prompts: one template a name, with ``{text}`` where the text goes.
+"""THE prompts: one template a name, with ``{text}`` where the text goes (twice where it is repeated).
 
 The bytes matter: the read-out token is the last one of the template, and a space or a quote more changes which token
 that is.
@@ -7,6 +7,7 @@ that is.
 from extractors.errors import MethodError, nearest
 
 SLOT = "{text}"
+MOST_SLOTS = 2
 
 PROMPTS: dict[str, str] = {
     # The text alone.
@@ -15,38 +16,94 @@ PROMPTS: dict[str, str] = {
     "prompteol": 'This sentence : "{text}" means in one word:"',
     # Value aggregation (arXiv 2602.01572), with the quotes of PromptEOL, which the paper's print may have lost.
     "futureeol": 'Forecasting the subsequent tokens : "{text}" in one word:"',
+    # Zhang et al. 2024, "Simple Techniques for Enhancing Sentence Embeddings in Generative Language Models".
+    "pretended-cot": 'After thinking step by step , this sentence : "{text}" means in one word:"',
+    "knowledge": (
+        "The essence of a sentence is often captured by its main subjects and actions, while descriptive terms provide "
+        'additional but less central details. With this in mind , this sentence : "{text}" means in one word:"'
+    ),
+    # Springer et al. 2024, "Repetition Improves Language Model Embeddings", as printed in PRSR (arXiv 2610.23807).
+    "echo": "Rewrite the following paragraph: {text}. The rewritten paragraph: {text}",
+    "echo-last": "Sentence: {text} This sentence: {text} means in one word:",
+    # Lei et al. 2024, "Meta-Task Prompting Elicits Embeddings from Large Language Models": eight, two a meta-task
+    # (classification, sentiment, paraphrase, information extraction).
+    "metaeol-1": (
+        "In this task, you're presented with a text excerpt. Your task is to categorize the excerpt into a broad "
+        "category such as 'Education', 'Technology', 'Health', 'Business', 'Environment', 'Politics', or 'Culture'. "
+        "These categories help in organizing content for better accessibility and targeting. For this task, this "
+        'sentence : "{text}" should be classified under one general category in one word:"'
+    ),
+    "metaeol-2": (
+        "In this task, you're given a statement and you need to determine whether it's presenting an 'Opinion' or a "
+        "'Fact'. This distinction is vital for information verification, educational purposes, and content analysis. "
+        'For this task, this sentence : "{text}" discriminates between opinion and fact in one word:"'
+    ),
+    "metaeol-3": (
+        "In this task, you're given a review from an online platform. Your task is to generate a rating for the "
+        "product based on the review on a scale of 1-5, where 1 means 'extremely negative' and 5 means 'extremely "
+        'positive\'. For this task, this sentence : "{text}" reflects the sentiment in one word:"'
+    ),
+    "metaeol-4": (
+        "In this task, you're reading a personal diary entry. Your task is to identify the predominant emotion "
+        "expressed, such as joy, sadness, anger, fear, or love. For this task, this sentence : "
+        '"{text}" conveys the emotion in one word:"'
+    ),
+    "metaeol-5": (
+        "In this task, you're presented with two sentences. Your task is to assess whether the sentences convey the "
+        "same meaning. Use 'identical', 'similar', 'different', or 'unrelated' to describe the relationship. To "
+        'enhance the performance of this task, this sentence : "{text}" means in one word:"'
+    ),
+    "metaeol-6": (
+        "In this task, you're given a sentence and a phrase. Your task is to determine if the phrase can be a "
+        "contextual synonym within the given sentence. Options include 'yes', 'no', or 'partially'. To enhance the "
+        'performance of this task, this sentence : "{text}" means in one word:"'
+    ),
+    "metaeol-7": (
+        "In this task, you're examining a news article. Your task is to extract the most critical fact from the "
+        'article. For this task, this sentence : "{text}" encapsulates the key fact in one word:"'
+    ),
+    "metaeol-8": (
+        "In this task, you're reviewing a scientific abstract. Your task is to identify the main entities (e.g., "
+        "proteins, diseases) and their relations (e.g., causes, treats). For this task, this sentence : "
+        '"{text}" highlights the primary entity or relation in one word:"'
+    ),
 }
+
+METAEOL = tuple(f"metaeol-{i}" for i in range(1, 9))
 
 
 def template_of(prompt: str) -> str:
     """Returns the template that ``prompt`` names, or ``prompt`` itself when it is a template.
 
     Raises:
-        MethodError: neither a known name nor a text with exactly one slot.
+        MethodError: neither a known name nor a text with one slot, or two for a text that is repeated.
     """
     if prompt in PROMPTS:
         return PROMPTS[prompt]
-    if prompt.count(SLOT) == 1:
+    if 1 <= prompt.count(SLOT) <= MOST_SLOTS:
         return prompt
     if SLOT in prompt:
-        raise MethodError(f"prompt {prompt!r} has {prompt.count(SLOT)} slots {SLOT}; it takes exactly one")
-    names = ", ".join(PROMPTS)
+        raise MethodError(f"prompt {prompt!r} has {prompt.count(SLOT)} slots {SLOT}; it takes at most {MOST_SLOTS}")
     raise MethodError(
         f"prompt {prompt!r} is neither a known name{nearest(prompt, PROMPTS)} nor a text with the slot {SLOT}. "
-        f"Known names: {names}. For a prompt of your own write {SLOT} where the text goes"
+        f"Known names: {', '.join(PROMPTS)}. For a prompt of your own write {SLOT} where the text goes"
     )
 
 
-def split_template(template: str) -> tuple[str, str]:
-    """Returns what stands before and after the slot."""
-    before, after = template.split(SLOT)
-    return before, after
-
-
 def fill_in(template: str, text: str) -> str:
-    """Returns the text as the slot takes it: inside a pair of double quotes, its own become single ones.
+    """Returns the text as the slots take it: inside a pair of double quotes, its own become single ones.
 
     A double quote in the text would close the template's quotation early; the papers' code replaces it likewise.
     """
-    before, after = split_template(template)
-    return text.replace('"', "'") if before.endswith('"') and after.startswith('"') else text
+    return text.replace('"', "'") if f'"{SLOT}"' in template else text
+
+
+def normalized(sentence: str) -> str:
+    """Returns a sentence as the SentEval code of the prompt papers (PromptEOL, MetaEOL, CP, TP) prepares it.
+
+    It ends with a full stop unless it ends with one of . ? " ' already, and then a final question mark becomes a full
+    stop.
+    """
+    if sentence and sentence[-1] not in ".?\"'":
+        sentence += "."
+    return f"{sentence[:-1]}." if sentence.endswith("?") else sentence

@@ -29,7 +29,9 @@ class ModelConfig(_Config):
         "auto", description="of weights and activations; auto is bfloat16 on a GPU, float32 on a CPU"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is cuda where the cluster has GPUs")
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention implementation")
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = Field(
+        "auto", description="attention implementation; auto is sdpa, or eager where a family has no sdpa"
+    )
     token_budget: Positive | None = Field(
         None, description="tokens a batch, padding included (default: 1024 on a CPU, 32768 on a GPU)"
     )

@@ -16,11 +16,19 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoModel,
+    Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
+    GPTNeoXConfig,
     LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
     PretrainedConfig,
     PreTrainedTokenizerFast,
+    Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 SENTENCES = [
@@ -67,40 +75,45 @@ def with_marker_beyond_embeddings(rows: int) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+# Small, with every size different from the others where the family allows it.
+_SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 1024,
+}
+_SPECIAL: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+
+
 def llama(**changes: Any) -> LlamaConfig:
     """4 blocks, hidden 64, 8 query heads on 2 key/value heads of 8."""
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "vocab_size": 512,
-        "max_position_embeddings": 1024,
-    }
-    return LlamaConfig(**{**sizes, **changes})
+    return LlamaConfig(**{**_SIZES, **changes})
 
 
-def qwen3() -> Qwen3Config:
-    """Heads of 16, so that heads x head width (128) is not the hidden size (64)."""
-    return Qwen3Config(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=16,
-        vocab_size=512,
-        max_position_embeddings=1024,
-    )
-
-
-def gpt2() -> GPT2Config:
-    """Learned absolute positions, 128 of them."""
-    return GPT2Config(n_embd=64, n_layer=4, n_head=4, vocab_size=512, n_positions=128)
-
-
-CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {"llama": llama, "qwen3": qwen3, "gpt2": gpt2}
+CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama": llama,
+    "llama-mha": lambda: llama(num_key_value_heads=8),
+    "mistral": lambda: MistralConfig(**_SIZES, sliding_window=None),
+    "qwen2": lambda: Qwen2Config(**_SIZES),
+    # Heads of 16, so that heads x head width (128) is not the hidden size (64).
+    "qwen3": lambda: Qwen3Config(**_SIZES, head_dim=16),
+    "qwen3-moe": lambda: Qwen3MoeConfig(
+        **_SIZES, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, decoder_sparse_step=1
+    ),
+    # A norm after attention, capped scores, and blocks that see 8 tokens back only.
+    "gemma2": lambda: Gemma2Config(**_SIZES, head_dim=16, sliding_window=8, query_pre_attn_scalar=16, **_SPECIAL),
+    "gemma3": lambda: Gemma3TextConfig(**_SIZES, head_dim=16, sliding_window=8, query_pre_attn_scalar=16, **_SPECIAL),
+    "phi3": lambda: Phi3Config(**_SIZES, **_SPECIAL),
+    "olmo2": lambda: Olmo2Config(**_SIZES, **_SPECIAL),
+    "gpt-neox": lambda: GPTNeoXConfig(
+        **{key: value for key, value in _SIZES.items() if key != "num_key_value_heads"}, **_SPECIAL
+    ),
+    # Learned absolute positions, 128 of them.
+    "gpt2": lambda: GPT2Config(n_embd=64, n_layer=4, n_head=4, vocab_size=512, n_positions=128, **_SPECIAL),
+}
 
 
 def save_model(

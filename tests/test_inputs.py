@@ -196,3 +196,20 @@ def test_start_tokens_of_a_vocabulary_without_latin_letters() -> None:
     tokenizer = build_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), ("{text}",), 3, 16)
     assert one(tokenizer, "中文").ids.tolist() == [0, 1, 2]
     assert isinstance(tokenizer.tokenize(["latin"])[0][0], TextError)
+
+
+def test_a_text_that_is_repeated_is_cut_alike_in_both_places() -> None:
+    template = "Say: {text}. Again: {text} end"
+    text, own = " ".join(SENTENCES[:4]), byte_level()
+    for max_length in range(50, 70):
+        row = one(prompter(template, max_length=max_length), text)
+        said = own.decode(row.ids)
+        first, second = said.removeprefix("Say: ").removesuffix(" end").split(". Again: ")
+        assert row.truncated and first == second and text.startswith(first) and len(row.ids) <= max_length
+        assert own.decode(row.ids[row.text_begin : row.text_end]).strip() == second.strip()
+
+
+def test_sentence_normalization_is_an_option() -> None:
+    tokenizer = build_tokenizer(byte_level(), (EOL,), 512, 64, normalizes=True)
+    said = byte_level().decode(one(tokenizer, 'Is "it"?').ids)
+    assert said == EOL.replace("{text}", "Is 'it'.")

@@ -1,5 +1,6 @@
 """The table of methods, layer rules against values worked out by hand, and method files that are wrong."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from extractors.errors import MethodError
 from extractors.listing import as_text, list_methods
 from extractors.methods import METHODS, BackboneShape, Method, ResolvedMethod, load_method, resolve_layers
+from extractors.prompts import PROMPTS, normalized
 
 SMOLLM2 = BackboneShape("llama", 30, 576, 1536)
 LLAMA_2_7B = BackboneShape("llama", 32, 4096, 11008)
@@ -40,6 +42,33 @@ def test_papers_prompts_byte_for_byte() -> None:
     assert METHODS["aligned-wva-futureeol"].templates == ('Forecasting the subsequent tokens : "{text}" in one word:"',)
 
 
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("prompteol", "75afdff95c32"),
+        ("pretended-cot", "99d02355ed98"),
+        ("knowledge", "ea42ec4a1e5d"),
+        ("metaeol-1", "07cfbbe644a3"),
+        ("metaeol-2", "3f61e490196c"),
+        ("metaeol-3", "8d1fe7612b4f"),
+        ("metaeol-4", "96797cb66895"),
+        ("metaeol-5", "04e8a04e9068"),
+        ("metaeol-6", "a82728e7ad5a"),
+        ("metaeol-7", "88d51aaef89c"),
+        ("metaeol-8", "777cf5bbab00"),
+    ],
+)
+def test_prompts_are_the_published_bytes(name: str, digest: str) -> None:
+    # The authors' files write the slot as "*sent 0*".
+    published = PROMPTS[name].replace("{text}", "*sent 0*")
+    assert hashlib.sha256(published.encode()).hexdigest().startswith(digest)
+
+
+def test_sentence_normalization_of_the_prompt_papers() -> None:
+    pairs = {"A cat": "A cat.", "A cat.": "A cat.", "Is it?": "Is it.", "'Yes'": "'Yes'", "": ""}
+    assert {text: normalized(text) for text in pairs} == pairs
+
+
 def test_identity_round_trip() -> None:
     resolved = METHODS["aligned-wva-prompteol"].resolve(QWEN3_8B)
     assert ResolvedMethod.from_identity(resolved.identity()) == resolved
@@ -56,7 +85,10 @@ def test_identity_round_trip() -> None:
         ("read: vlaue\nlayers: last\npooling: mean", "'value'"),
         ("read: value\nlayers: lasst\npooling: mean", "did you mean 'last'"),
         ("read: value\nlayers: last\npooling: mean\nprompt: promteol", "did you mean 'prompteol'"),
-        ("read: value\nlayers: last\npooling: mean\nprompt: '{text} and {text}'", "exactly one"),
+        ("read: value\nlayers: last\npooling: mean\nprompt: '{text} {text} {text}'", "at most 2"),
+        ("read: value\nlayers: last\npooling: second-copy", "two slots"),
+        ("read: value\nlayers: last\npooling: last\nheads: group-mean", "goes with read = 'head-output'"),
+        ("read: head-output\nlayers: last\npooling: mean\nheads: shared-weights", "pooling = 'last'"),
         ("read: value\nlayers: [1, 1]\npooling: mean", "each once"),
         ("read: value\nlayers: last\npooling: mean\nsteering: [{kind: prsr}]", "no kind of steering"),
         ("- a list", "must hold a mapping"),
@@ -96,6 +128,7 @@ def test_listing(tiny: dict[str, str]) -> None:
     assert "blocks 2-3" in as_text(list(rows.values()))
     on_gpt2 = {row["name"]: row for row in list_methods(tiny["gpt2"])}
     assert on_gpt2["lt"]["width"] == 64
-    assert on_gpt2["va"]["width"] is None
-    assert "v_proj" in on_gpt2["va"]["notes"]
+    assert on_gpt2["va"]["width"] == 64
+    on_mixture = {row["name"]: row for row in list_methods(tiny["qwen3-moe"])}
+    assert on_mixture["activation"]["width"] is None and "down_proj" in on_mixture["activation"]["notes"]
     assert [row["layers"] for row in list_methods() if row["name"] == "va"] == ["paper"]

@@ -1,0 +1,76 @@
+"""Weighted values of grouped queries: what several query heads make of one key/value head, in one vector.
+
+With one key/value head for each query head both readings are the heads' outputs themselves.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+
+def group_mean(pooled_BD: Tensor, query_heads: int, value_heads: int) -> Tensor:
+    """Averages head outputs [B, H d_h] over the query heads of each group: [B, H_kv d_h].
+
+    Attention is linear in its weights, so this is the value sum under each group's mean weights.
+    """
+    by_group = pooled_BD.unflatten(-1, (value_heads, query_heads // value_heads, -1))
+    return by_group.mean(dim=-2).flatten(start_dim=-2)
+
+
+@contextlib.contextmanager
+def last_token_attention(
+    layers: Mapping[nn.Module, int], implementation: str, length_B: Tensor, take: Callable[[int, Tensor], None]
+) -> Iterator[None]:
+    """Calls ``take(layer, vector [B, H_kv d_h])`` with the values under the last token's mean attention weights.
+
+    The weights are averaged over all query heads before they meet the values (value aggregation, arXiv 2602.01572).
+    Only the last token's row of the attention matrix is computed, from the rotated queries and keys that pass
+    transformers' attention interface while one forward pass runs in the body.
+
+    Args:
+        layers: attention modules, with the number each is reported under.
+        implementation: the model's attention implementation.
+    """
+    # Every implementation is looked up here; for "eager", each family has one of its own beside its attention module.
+    original = ALL_ATTENTION_FUNCTIONS.get(implementation)
+
+    def watched(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+        if module in layers:
+            take(layers[module], _weighted_values(query, key, value, length_B, options))
+        forward = original or sys.modules[type(module).__module__].eager_attention_forward
+        return forward(module, query, key, value, mask, **options)
+
+    ALL_ATTENTION_FUNCTIONS[implementation] = watched
+    try:
+        yield
+    finally:
+        if original is None:
+            del ALL_ATTENTION_FUNCTIONS[implementation]
+        else:
+            ALL_ATTENTION_FUNCTIONS[implementation] = original
+
+
+def _weighted_values(
+    query_BHNd: Tensor, key_BGNd: Tensor, value_BGNd: Tensor, length_B: Tensor, options: Mapping[str, Any]
+) -> Tensor:
+    """H query heads on G key/value heads; options are those of the attention interface."""
+    rows = torch.arange(len(length_B), device=length_B.device)
+    last_BHd = query_BHNd[rows, :, length_B - 1]
+    last_BGgd = last_BHd.unflatten(1, (key_BGNd.shape[1], -1)).float()
+    scale = options.get("scaling") or query_BHNd.shape[-1] ** -0.5
+    scores_BGgN = torch.einsum("bghd,bgnd->bghn", last_BGgd, key_BGNd.float()) * scale
+    if (cap := options.get("softcap")) is not None:
+        scores_BGgN = cap * torch.tanh(scores_BGgN / cap)
+    position_1N = torch.arange(key_BGNd.shape[2], device=length_B.device)[None, :]
+    seen_BN = position_1N < length_B[:, None]
+    if (window := options.get("sliding_window")) is not None:
+        seen_BN = seen_BN & (position_1N >= length_B[:, None] - window)
+    weights_BGgN = scores_BGgN.masked_fill(~seen_BN[:, None, None, :], float("-inf")).softmax(dim=-1)
+    mean_BN = weights_BGgN.mean(dim=(1, 2))
+    kept_BGNd = torch.where(seen_BN[:, None, :, None], value_BGNd.float(), 0.0)
+    return torch.einsum("bn,bgnd->bgd", mean_BN, kept_BGNd).flatten(start_dim=1)

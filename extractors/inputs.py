@@ -7,6 +7,7 @@ The one rule for what a user's text may become: plain pieces of the vocabulary. 
 import dataclasses
 import functools
 import json
+import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ MIN_TEXT_TOKENS = 8
 
 # A code point that is no character; control tokens are renamed with it.
 _UNREACHABLE = "\U0010ffff"
+_BRACKETED = re.compile(r"^(<.*>|\[.*\]|\{.*\})$", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +183,7 @@ def build_tokenizer(
         MethodError: a template leaves no room for ``MIN_TEXT_TOKENS`` tokens of text.
     """
     spec = json.loads(tokenizer.backend_tokenizer.to_str())
-    control = _disarm_control_tokens(spec, vocabulary)
+    control = _disarm_control_tokens(spec, set(tokenizer.all_special_tokens), vocabulary)
     built = PromptTokenizer(
         spec=json.dumps(spec, ensure_ascii=False, sort_keys=True),
         start_ids=_start_ids(tokenizer),
@@ -211,24 +213,28 @@ def _start_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     raise MethodError("the model's tokenizer makes no token of any text")
 
 
-def _disarm_control_tokens(spec: dict[str, Any], vocabulary: int) -> list[int]:
+def _disarm_control_tokens(spec: dict[str, Any], special: set[str], vocabulary: int) -> list[int]:
     """Makes all control tokens unreachable from text, in place, and returns their ids.
 
-    An added token is ordinary text when it is a piece of the trained vocabulary that was registered to be matched
-    whole (Gemma's "<h1>"), or a run of white space (GPT-NeoX). All others were added after training as markers
-    ("<think>", "<|im_end|>"). A marker keeps its id under a name that no text has, so that its spelling is cut into
-    pieces like any other. The unknown token keeps its name: it stands for text that the vocabulary cannot spell.
+    A control token is what the tokenizer calls special, what the model has no embedding for, and any added token in
+    brackets ("<think>", "[INST]", "</s>"), since files disagree on calling these special. Other added tokens, such as
+    runs of white space, are ordinary text. A control token keeps its id under a name that no text has, so that its
+    spelling is cut into pieces like any other. The unknown token keeps its name: it stands for text that the
+    vocabulary cannot spell.
+
+    Args:
+        special: the spellings of the tokenizer's special tokens.
     """
     model = spec["model"]
     is_table = isinstance(model["vocab"], dict)
     pieces = list(model["vocab"]) if is_table else [piece for piece, _ in model["vocab"]]
     unknown = pieces[model["unk_id"]] if isinstance(model.get("unk_id"), int) else model.get("unk_token")
-    trained = set(pieces)
     renamed: dict[str, str] = {}
     for token in spec["added_tokens"]:
-        ordinary = token["content"] in trained or token["content"].isspace()
-        if token["content"] != unknown and (token["special"] or not ordinary or token["id"] >= vocabulary):
-            renamed[token["content"]] = token["content"] = f"{_UNREACHABLE}{token['content']}"
+        spelling = token["content"]
+        is_control = token["special"] or spelling in special or token["id"] >= vocabulary or _BRACKETED.match(spelling)
+        if is_control and spelling != unknown:
+            renamed[spelling] = token["content"] = f"{_UNREACHABLE}{spelling}"
             token["special"] = True
     if is_table:
         model["vocab"] = {renamed.get(piece, piece): number for piece, number in model["vocab"].items()}

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from extractors.errors import ExtractorError, nearest
 from extractors.validated import parse
 from pipeline.errors import RunError, UsageError
+from pipeline.storage import STORAGE_ERRORS
 
 OK, FAILED, WRONG_USE, TOO_MANY_QUARANTINED = 0, 1, 2, 4
 
@@ -67,7 +68,7 @@ def run_command(
     except (UsageError, ExtractorError) as problem:
         print(f"isogloss {command}: {problem}", file=sys.stderr)
         return WRONG_USE
-    except (RunError, OSError) as problem:
+    except (RunError, *STORAGE_ERRORS) as problem:
         print(f"isogloss {command}: {problem}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
@@ -161,7 +162,16 @@ def run_process(command: Callable[[], int] = main) -> NoReturn:
     global _results
     _results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    sys.exit(command())
+    try:
+        status = command()
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else FAILED
+    if "pipeline.cluster" in sys.modules:
+        sys.modules["pipeline.cluster"].disconnect()
+    _results.flush()
+    sys.stderr.flush()
+    # Threads of native libraries may still run, and abort a process that unloads them.
+    os._exit(status)
 
 
 if __name__ == "__main__":

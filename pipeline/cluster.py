@@ -93,6 +93,12 @@ def connect() -> None:
     logging.getLogger("ray.data").setLevel(logging.CRITICAL + 1)
 
 
+def disconnect() -> None:
+    """Ends the cluster that was started, or leaves the one that was joined."""
+    if ray.is_initialized():
+        ray.shutdown()
+
+
 def worker_failure(problem: Exception) -> RunError:
     """Returns what a user needs to know of an exception that Ray brought from a worker, without its tracebacks."""
     lines = [line for line in str(problem).splitlines() if line.strip()] or [type(problem).__name__]

@@ -17,7 +17,7 @@ from extractors.backbone import choose_dtype
 from extractors.encoder import plan
 from pipeline import cluster
 from pipeline.config import EncodeConfig
-from pipeline.errors import UsageError
+from pipeline.errors import RunError, UsageError
 from pipeline.identity import make_identity
 from pipeline.job import EncodeJob
 from pipeline.progress import Progress
@@ -144,7 +144,11 @@ def run(work: Work, num_actors: int) -> dict[str, Any]:
         work.store.start(work.job.identity, work.how)
     if work.todo:
         _withdraw_outdated(work)
-        _run_units(work, num_actors)
+        try:
+            _run_units(work, min(num_actors, len(work.todo)))
+        except RunError:
+            work.store.abandon()
+            raise
     report = make_report(work.store)
     work.store.write_report(report)
     return report

@@ -9,6 +9,7 @@ import pyarrow as pa
 from pipeline.bitext import score_direction, subset_scores
 from pipeline.config import EncodeConfig, EvaluateConfig, ModelConfig
 from pipeline.encode import encode
+from pipeline.errors import RunError, UsageError
 from pipeline.parquet import to_bytes
 from pipeline.storage import Folder
 from pipeline.store import VectorStore
@@ -25,6 +26,9 @@ def evaluate(config: EvaluateConfig) -> list[dict[str, Any]]:
         UsageError, ExtractorError: wrong use; all tasks are checked before the first is encoded.
     """
     loaded = [load_task(path) for path in config.task]
+    names = [task.name for task, _ in loaded]
+    if len(set(names)) < len(names):
+        raise UsageError(f"two tasks have the same name, under which results are written: {', '.join(names)}")
     tasks = [(task, read_bitext(task, data)) for task, data in loaded]
     return [_score_task(task, pairs, config) for task, pairs in tasks]
 
@@ -48,6 +52,8 @@ def _score_task(task: Task, pairs: list[Bitext], config: EvaluateConfig) -> dict
         subsets[part.subset] = {**subset_scores(*directions), "n_items": len(kept)}
         for direction, result in zip(_DIRECTIONS, directions, strict=True):
             items.append(_items(part.subset, direction, kept, result.found, result.right))
+    if not subsets:
+        raise RunError(f"task {task.name}: no pair could be encoded: {left_out}, quarantined {faults}")
     scored = {
         "task": task.name,
         "type": task.type,

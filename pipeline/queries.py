@@ -66,7 +66,8 @@ def _from_parquet(file: str) -> Queries:
     columns = table.column_names
     ids = table.column("query_id").to_pylist() if "query_id" in columns else range(table.num_rows)
     if "vector" in columns:
-        return Queries([str(i) for i in ids], [""] * table.num_rows, matrix(table.column("vector")))
+        unique = _unique(file, [(str(i), "") for i in ids])
+        return Queries(unique.ids, unique.texts, matrix(table.column("vector")))
     if "text" not in columns:
         raise UsageError(f"--queries {file}: needs a column text or vector; its columns are {', '.join(columns)}")
     try:

@@ -96,7 +96,9 @@ def _good_rows(
         fault = _fault(text, identifier, kept_fault, row)
         known = identifier if isinstance(identifier, int | str) else None
         if fault is None and known in owner:
-            fault = RowKeptOut("duplicate-id", f"row {unit.row_start + owner[known]} of the same file keeps this id")
+            fault = RowKeptOut(
+                "duplicate-id", f"row {unit.row_start + owner[known]} of the same file has this id and comes first"
+            )
         if fault is not None:
             quarantine.add(unit.row_start + i, known, fault.code, str(fault))
             continue

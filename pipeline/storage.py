@@ -7,11 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fsspec
+from botocore.exceptions import BotoCoreError
 from fsspec.core import url_to_fs
 
 from pipeline.errors import UsageError
 
 _PARALLEL_READS = 32
+
+# What a file system, local or remote, reports as its own failure.
+STORAGE_ERRORS = (OSError, BotoCoreError)
 
 
 class Folder:
@@ -41,7 +45,7 @@ class Folder:
         self.fs.invalidate_cache()
         try:
             found = self.fs.ls(self.at(folder), detail=True)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         files = ((entry["name"].rsplit("/", 1)[-1], entry) for entry in found if entry["type"] == "file")
         return {name: entry["size"] for name, entry in files if not name.startswith(".")}

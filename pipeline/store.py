@@ -69,7 +69,7 @@ class VectorStore:
         return self._json(RUN)
 
     def check_identity(self, identity: Mapping[str, Any]) -> bool:
-        """Returns whether this run was started here before; False for a folder in which nothing was done yet.
+        """Returns whether this run was started here before; False for a folder without a run.
 
         Raises:
             UsageError: the folder holds another run; names what differs.
@@ -77,9 +77,6 @@ class VectorStore:
         if self.folder.is_file:
             raise UsageError(f"output {self.url} is a file; give a folder")
         run = self.run()
-        if run is not None and run["fingerprint"] != fingerprint(identity) and not self.folder.names(_COMMITS):
-            # That run never got as far as a vector (its model could not be loaded, say): nothing can be mixed up.
-            return False
         if run is None:
             if self.folder.names(_COMMITS) or self.folder.names(_VECTORS):
                 raise UsageError(f"output {self.url} holds vectors but no {RUN}; give an empty folder")
@@ -120,6 +117,11 @@ class VectorStore:
             if all(sizes.get(file["path"]) == file["bytes"] for file in commit["files"])
         }
 
+    def abandon(self) -> None:
+        """Removes run.json if nothing was committed, so that a run that could not begin does not hold the folder."""
+        if not self.folder.names(_COMMITS):
+            self.folder.remove(RUN)
+
     def publish_unit(self, commit: dict[str, Any], vectors: pa.Table, quarantine: pa.Table) -> None:
         """Writes a unit's files and then its commit, to which the files' names and hashes are added."""
         unit = commit["unit"]
@@ -147,7 +149,7 @@ class VectorStore:
                     yield commit, self._table(file["path"], columns)
 
     def _table(self, path: str, columns: list[str] | None) -> pa.Table:
-        return from_bytes(self.folder.read(path), f"{self.url}/{path}", columns)
+        return from_bytes(self.folder.read(path), f"{self.url}/{path} (delete it and encode again)", columns)
 
     def report(self) -> dict[str, Any] | None:
         """Returns report.json, or None when no run ended here."""
@@ -184,9 +186,10 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 def _parsed(content: bytes) -> dict[str, Any] | None:
     try:
-        return json.loads(content)
+        commit = json.loads(content)
     except ValueError:
         return None
+    return commit if isinstance(commit, dict) else None
 
 
 def _parquet(table: pa.Table) -> bytes:

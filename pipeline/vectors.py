@@ -67,6 +67,9 @@ def _foreign(source: str) -> pa.Table:
     absent = [name for name in ("id", "vector") if name not in table.column_names]
     if absent:
         raise UsageError(f"{source} has no column {', '.join(absent)}; its columns are {', '.join(table.column_names)}")
+    taken = [name for name in ("row", "query_id", "rank", "score") if name in table.column_names]
+    if taken:
+        raise UsageError(f"{source}: rename {', '.join(taken)}; the index and the hits have columns of that name")
     kind = plain_type(table.schema.field("id").type)
     if kind not in (pa.int64(), pa.string(), pa.null()):
         raise UsageError(f"{source}: ids are of type {kind}; they must be integers or strings")

@@ -29,13 +29,13 @@ def method(read: Read, layers: Any, pooling: Pooling, prompt: Any = "none", **op
 
 READS = ["hidden", "value", "query", "key", "head-output", "attention-output", "activation"]
 # Of each length, and few: the reference is slow.
-SOME = [*QUOTED[:4], QUOTED[8]]
+SOME = [QUOTED[0], QUOTED[7], QUOTED[8]]
 
 
 @pytest.mark.parametrize("family", sorted(CONFIGS))
 @pytest.mark.parametrize("read", READS)
 def test_every_read_of_every_family_equals_the_reference(tiny: dict[str, str], family: str, read: Read) -> None:
-    for layers, pooling in (((0,), "mean"), ((1, 3), "last")):
+    for layers, pooling in (((0,), "mean"), ((3,), "last")):
         wanted = method(read, layers, pooling, EOL)  # type: ignore[arg-type]
         if family == "qwen3-moe" and read == "activation":
             # Its experts have an activation each, and no token has all of them.

@@ -14,7 +14,7 @@ from pipeline.bitext import score_direction
 from pipeline.build_index import build_index
 from pipeline.config import EncodeConfig, EvaluateConfig, IndexConfig, SearchConfig
 from pipeline.encode import encode
-from pipeline.errors import UsageError
+from pipeline.errors import RunError, UsageError
 from pipeline.evaluate import evaluate
 from pipeline.search import search
 from pipeline.tasks import load_task, read_bitext
@@ -171,3 +171,15 @@ def test_data_that_does_not_fit_its_task(tmp_path: Path, table: Any, fields: Any
 def test_rows_without_a_subset_are_scored_too(tmp_path: Path) -> None:
     task, data = load_task(task_file(tmp_path, {"source": ["a", "b"], "target": ["A", "B"], "subset": ["x", None]}))
     assert {part.subset: part.sources for part in read_bitext(task, data)} == {"x": ["a"], "None": ["b"]}
+
+
+def test_what_cannot_be_scored_is_one_error(ray_session: None, tmp_path: Path) -> None:
+    from tests.conftest import byte_level, llama, save_model
+
+    model = save_model(tmp_path / "model", llama(), byte_level(), lambda m: m.norm.weight.fill_(float("nan")))
+    task = task_file(tmp_path, {"source": ["a"], "target": ["b"]})
+    options = {"model": model, "method": "lt", "output": str(tmp_path / "out")}
+    with pytest.raises(RunError, match=r"no pair could be encoded.*non-finite"):
+        evaluate(EvaluateConfig.model_validate({**options, "task": [task]}))
+    with pytest.raises(UsageError, match="same name"):
+        evaluate(EvaluateConfig.model_validate({**options, "task": [task, task]}))

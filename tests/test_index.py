@@ -200,6 +200,7 @@ def test_files_that_do_not_go_together(tmp_path: Path) -> None:
         ({"id": [2], "vector": [[1.0]], "x": ["a"]}, "do not go together"),
         ({"id": [[2]], "vector": [[1.0]], "x": [1]}, "integers or strings"),
         ({"id": [2], "vector": [["1"]], "x": [1]}, "lists of string"),
+        ({"id": [2], "vector": [[1.0]], "score": [1]}, "rename score"),
     ):
         pq.write_table(pa.table(other), folder / "b.parquet")
         with pytest.raises(UsageError, match=message):

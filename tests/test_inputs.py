@@ -1,5 +1,6 @@
 """Texts -> token ids: control tokens, truncation, the template's bytes, batches."""
 
+import json
 import time
 
 import numpy as np
@@ -46,6 +47,22 @@ def test_control_tokens_never_come_out_of_text(text: str) -> None:
     assert not {0, 1, 2} & set(ids)
     assert max(ids) < len(byte_level())
     assert own.decode(ids) == text
+
+
+@pytest.mark.parametrize("marker", ["<think>", "[INST]", "</s>", "<|tool|>"])
+def test_bracketed_tokens_are_control_tokens_whatever_the_file_calls_them(marker: str) -> None:
+    # As GGUF files and some tokenizer.json have them: in the trained vocabulary, matched whole, and not called special.
+    spec = json.loads(byte_level().backend_tokenizer.to_str())
+    number = spec["model"]["vocab"].setdefault(marker, len(spec["model"]["vocab"]))
+    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] != marker]
+    entry = {"id": number, "content": marker, "special": False, "normalized": False}
+    spec["added_tokens"].append({**entry, "single_word": False, "lstrip": False, "rstrip": True})
+    spec["added_tokens"].sort(key=lambda token: token["id"])
+    own = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(spec)))
+    tokenizer = build_tokenizer(own, ("{text}",), vocabulary=512, max_length=64)
+    text = f"The end.{marker}   Next"
+    ids = one(tokenizer, text).ids.tolist()
+    assert number not in ids and own.decode(ids) == text
 
 
 def test_markers_do_not_make_texts_alike() -> None:

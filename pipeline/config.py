@@ -95,4 +95,4 @@ class DemoConfig(_Config):
     """The whole chain on real text."""
 
     output: str = Field("demo-output", description="folder for everything the demo writes")
-    messages: Positive = Field(48, description="parallel messages, each in all nine languages")
+    messages: Positive = Field(40, description="parallel messages, each in all nine languages")

@@ -46,7 +46,7 @@ def test_every_read_of_every_family_equals_the_reference(tiny: dict[str, str], f
         assert_same_vectors(found, plain_vectors(tiny[family], SOME, read, list(layers), pooling, EOL))
 
 
-@pytest.mark.parametrize("family", sorted(CONFIGS))
+@pytest.mark.parametrize("family", sorted(set(CONFIGS) - {"llama-mha", "gpt2", "gpt-neox"}))
 @pytest.mark.parametrize("heads", ["shared-weights", "group-mean"])
 def test_weighted_values_of_grouped_queries(tiny: dict[str, str], family: str, heads: Any) -> None:
     wanted = method("head-output", (1, 2), "last", EOL, heads=heads)
@@ -91,8 +91,9 @@ def test_echo_reads_the_second_copy(tiny: dict[str, str]) -> None:
         assert_same_vectors(vector[None], states[torch.tensor(inside)].mean(0, keepdim=True).numpy())
 
 
-def test_all_methods_on_every_family(tiny: dict[str, str]) -> None:
-    for family, model in tiny.items():
+def test_all_methods_run(tiny: dict[str, str]) -> None:
+    for family in ("qwen3-moe", "gpt2", "gemma2"):
+        model = tiny[family]
         for row in list_methods(model):
             if "cannot be read" in row["notes"]:
                 assert family == "qwen3-moe" and row["name"] == "activation"
@@ -141,14 +142,13 @@ def test_an_ensemble_is_the_mean_over_its_prompts(tiny: dict[str, str]) -> None:
     assert_same_vectors(together, (alone[0] + alone[1]) / 2)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", sorted(CONFIGS))
+@pytest.mark.parametrize(
+    ("family", "attention"), [*((family, "auto") for family in sorted(CONFIGS)), ("llama", "eager"), ("gpt2", "eager")]
+)
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_a_vector_does_not_depend_on_its_batch(
     tiny: dict[str, str], family: str, pooling: Pooling, attention: Any
 ) -> None:
-    if family == "gemma2" and attention == "sdpa":
-        pytest.skip("transformers has no sdpa for this family")
     encoder = Encoder(tiny[family], method("hidden", (1, 3), pooling), attention=attention)
     alone = np.concatenate([encoder.encode([text]) for text in SENTENCES])
     filler = " ".join(SENTENCES)[:300]

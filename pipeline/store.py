@@ -20,8 +20,6 @@ RUN = "run.json"
 REPORT = "report.json"
 _VECTORS, _QUARANTINE, _COMMITS = "vectors", "quarantine", "commits"
 
-VECTOR_COLUMNS = ("id", "vector", "n_tokens", "truncated")
-
 QUARANTINE_SCHEMA = pa.schema(
     [
         pa.field("source", pa.string(), nullable=False),

@@ -4,6 +4,7 @@ Both are built from plain arguments; no model and no vector passes through the d
 """
 
 import collections
+import dataclasses
 import hashlib
 import os
 import pickle
@@ -36,7 +37,8 @@ class EncodeUnit:
     def __init__(self, job: EncodeJob) -> None:
         self.job = job
         torch.set_num_threads(job.threads or os.cpu_count() or 1)
-        source = job.plan.source
+        # A copy knows nothing of what the driver hashed, and so hashes this node's own files.
+        source = dataclasses.replace(job.plan.source)
         if source.identity["revision"] != job.identity["revision"]:
             # Another node's folder of the same name may hold other weights; their vectors must not mix.
             here, there = source.identity["revision"], job.identity["revision"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -24,7 +25,8 @@ from pipeline.errors import RunError, UsageError
 from pipeline.plan import describe
 from pipeline.store import VectorStore
 from pipeline.vectors import matrix
-from tests.conftest import SENTENCES, write_shard
+from pipeline.workers import EncodeUnit
+from tests.conftest import SENTENCES, byte_level, llama, save_model, write_shard
 from tests.reference import assert_same_vectors
 from tests.test_source import damaged
 
@@ -291,3 +293,14 @@ def test_an_index_is_not_made_of_part_of_a_run(tiny: dict[str, str], tmp_path: P
     (tmp_path / "out" / "report.json").unlink()
     with pytest.raises(UsageError, match="not finished"):
         build_index(index)
+
+
+def test_a_node_with_other_weights_takes_no_part(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model", llama(), byte_level())
+    write_shard(tmp_path / "in" / "a.parquet", [1], ["x"])
+    options = EncodeConfig(model=model, input=[str(tmp_path / "in")], output=str(tmp_path / "out"))
+    job = pickle.loads(pickle.dumps(prepare(options).job))
+    EncodeUnit(job)
+    save_model(tmp_path / "model", llama(), byte_level(), lambda m: m.norm.weight.add_(1))
+    with pytest.raises(RunError, match="on this node"):
+        EncodeUnit(job)

@@ -16,8 +16,9 @@ from pipeline.config import EncodeConfig, EvaluateConfig, IndexConfig, SearchCon
 from pipeline.encode import encode
 from pipeline.errors import RunError, UsageError
 from pipeline.evaluate import evaluate
+from pipeline.examples import read_examples
 from pipeline.search import search
-from pipeline.tasks import load_task, read_bitext
+from pipeline.tasks import load_task
 from tests.conftest import SENTENCES, write_shard
 
 
@@ -76,12 +77,15 @@ def test_tasks_select_subsets_rows_and_limits(tmp_path: Path) -> None:
     }
     columns = {"source": "src", "target": "tgt", "subset": "lang"}
     task, data = load_task(task_file(tmp_path, table, columns=columns, where={"split": "test"}, limit=2))
-    found = {part.subset: (part.sources, part.targets, part.left_out) for part in read_bitext(task, data)}
+    found = {
+        part.subset: (part.columns["source"], part.columns["target"], part.left_out)
+        for part in read_examples(task, data)
+    }
     assert found == {"x": (["a"], ["A"], {"null": 1}), "y": (["d", "e"], ["D", "E"], {})}
 
     task, data = load_task(task_file(tmp_path, table, pairs=[["src", "tgt"]]))
-    (part,) = read_bitext(task, data)
-    assert part.subset == "src-tgt" and part.left_out == {"null": 1, "blank": 1} and len(part.sources) == 4
+    (part,) = read_examples(task, data)
+    assert part.subset == "src-tgt" and part.left_out == {"null": 1, "blank": 1} and len(part.rows) == 4
 
 
 @pytest.mark.parametrize(
@@ -91,7 +95,7 @@ def test_tasks_select_subsets_rows_and_limits(tmp_path: Path) -> None:
         ({"type": "betext"}, "'bitext'"),
         ({"data": "nowhere.parquet"}, "does not exist"),
         ({"pairs": [["eng", "fra"]]}, "no column 'eng'"),
-        ({"columns": {"sorce": "eng"}}, "columns"),
+        ({"columns": {"sorce": "eng"}}, "did you mean 'source'"),
         ({"where": {"splt": "test"}}, "no column 'splt'"),
         ({"limit": 0}, "greater than 0"),
     ],
@@ -100,7 +104,7 @@ def test_wrong_tasks_are_refused(tmp_path: Path, fields: dict[str, Any], message
     path = task_file(tmp_path, {"source": ["a"], "target": ["b"]}, **fields)
     with pytest.raises(UsageError, match=message):
         task, data = load_task(path)
-        read_bitext(task, data)
+        read_examples(task, data)
 
 
 def test_encode_index_search(ray_session: None, tiny: dict[str, str], tmp_path: Path) -> None:
@@ -165,12 +169,12 @@ def test_an_index_is_not_searched_with_another_tokenizer(ray_session: None, tmp_
 def test_data_that_does_not_fit_its_task(tmp_path: Path, table: Any, fields: Any, message: str) -> None:
     task, data = load_task(task_file(tmp_path, table, **fields))
     with pytest.raises(UsageError, match=message):
-        read_bitext(task, data)
+        read_examples(task, data)
 
 
 def test_rows_without_a_subset_are_scored_too(tmp_path: Path) -> None:
     task, data = load_task(task_file(tmp_path, {"source": ["a", "b"], "target": ["A", "B"], "subset": ["x", None]}))
-    assert {part.subset: part.sources for part in read_bitext(task, data)} == {"x": ["a"], "None": ["b"]}
+    assert {part.subset: part.columns["source"] for part in read_examples(task, data)} == {"x": ["a"], "None": ["b"]}
 
 
 def test_what_cannot_be_scored_is_one_error(ray_session: None, tmp_path: Path) -> None:
@@ -179,7 +183,7 @@ def test_what_cannot_be_scored_is_one_error(ray_session: None, tmp_path: Path) -
     model = save_model(tmp_path / "model", llama(), byte_level(), lambda m: m.norm.weight.fill_(float("nan")))
     task = task_file(tmp_path, {"source": ["a"], "target": ["b"]})
     options = {"model": model, "method": "lt", "output": str(tmp_path / "out")}
-    with pytest.raises(RunError, match=r"no pair could be encoded.*non-finite"):
+    with pytest.raises(RunError, match=r"nothing could be encoded.*non-finite"):
         evaluate(EvaluateConfig.model_validate({**options, "task": [task]}))
     with pytest.raises(UsageError, match="same name"):
         evaluate(EvaluateConfig.model_validate({**options, "task": [task, task]}))

@@ -1,0 +1,133 @@
+"""All methods on three small tasks, as the table docs/methods.md:
+
+    python benchmarks/methods_table.py --data DATA --work WORK
+
+DATA holds Parquet copies of NTREX-128 (parallel/ntrex128_part*.parquet: a column a language), Banking77
+(classification/banking77.parquet: text, label, split) and SIB-200 (parallel/sib200_test_dev.parquet: text, label,
+lang, split). What WORK already holds is not computed again, so a run that was stopped goes on.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import yaml
+
+from extractors.listing import list_methods
+from extractors.methods import METHODS
+from pipeline.config import EvaluateConfig
+from pipeline.demo import find_demo_model
+from pipeline.evaluate import evaluate
+
+LANGUAGES = ("fra", "deu", "ita", "por", "spa")
+SENTENCES = 200
+
+TRAIN_ROWS, TEST_ROWS = 1000, 500
+TASKS = ("ntrex", "banking77", "sib200")
+DOCUMENT = Path(__file__).parent.parent / "docs" / "methods.md"
+
+
+def main() -> None:
+    """Parses options, runs what is missing and writes the document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--model", default=None, help="default: the demo's SmolLM2-135M-Instruct")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="METHOD")
+    options = parser.parse_args()
+    model = options.model or find_demo_model()
+    files = write_tasks(options.data, options.work)
+    results = {name: measured(name, model, files, options.work) for name in options.methods}
+    if set(results) == set(METHODS):
+        DOCUMENT.parent.mkdir(exist_ok=True)
+        DOCUMENT.write_text(document(results, list_methods(model)), encoding="utf-8")
+
+
+def write_tasks(data: Path, work: Path) -> list[str]:
+    """Cuts the tasks' rows out of the data and returns the task files."""
+    parts = [pq.read_table(path) for path in sorted(data.glob("parallel/ntrex128_part*.parquet"))]
+    columns = {name: part.column(name) for part in parts for name in part.column_names if name in ("eng", *LANGUAGES)}
+    banking = pq.read_table(data / "classification" / "banking77.parquet")
+    chosen = [spread(of_split(banking, split), rows) for split, rows in (("train", TRAIN_ROWS), ("test", TEST_ROWS))]
+    topics = pq.read_table(data / "parallel" / "sib200_test_dev.parquet")
+    english = of_split(topics.filter(pc.equal(topics.column("lang"), "eng_Latn")), "test")
+    fields: dict[str, tuple[pa.Table, dict[str, Any]]] = {
+        "ntrex": (
+            pa.table(columns).slice(0, SENTENCES),
+            {"type": "bitext", "pairs": [[language, "eng"] for language in LANGUAGES]},
+        ),
+        "banking77": (pa.concat_tables(chosen), {"type": "classification"}),
+        "sib200": (english, {"type": "clustering"}),
+    }
+    work.mkdir(parents=True, exist_ok=True)
+    for name, (table, options) in fields.items():
+        pq.write_table(table, work / f"{name}.parquet")
+        task = {"name": name, "data": f"{name}.parquet", **options}
+        (work / f"{name}.yaml").write_text(yaml.safe_dump(task), encoding="utf-8")
+    return [str(work / f"{name}.yaml") for name in TASKS]
+
+
+def of_split(table: pa.Table, split: str) -> pa.Table:
+    """Returns the rows of one split."""
+    return table.filter(pc.equal(table.column("split"), split))
+
+
+def spread(table: pa.Table, rows: int) -> pa.Table:
+    """Returns ``rows`` rows at equal distances: the files are sorted by label."""
+    return table.take([i * table.num_rows // rows for i in range(rows)])
+
+
+def measured(name: str, model: str, files: list[str], work: Path) -> dict[str, dict[str, Any]]:
+    """Returns a method's results by task, from ``work`` where they are there already."""
+    output = work / "results" / name
+    print(f"— {name}", file=sys.stderr, flush=True)
+    if not all((output / f"{task}.json").exists() for task in TASKS):
+        evaluate(EvaluateConfig(task=files, model=model, method=name, output=str(output)))
+    return {task: json.loads((output / f"{task}.json").read_text(encoding="utf-8")) for task in TASKS}
+
+
+def document(results: dict[str, dict[str, dict[str, Any]]], methods: list[dict[str, Any]]) -> str:
+    """Returns the Markdown page."""
+    identity = next(iter(results.values()))["ntrex"]["identity"]
+    lines = [
+        "# All methods, measured",
+        "",
+        "`python benchmarks/methods_table.py --data DATA --work WORK` writes this page.",
+        "",
+        f"Model: {identity['model']} ({identity['revision']}), {identity['dtype']}, no training. All figures in percent.",
+        "",
+        f"- **NTREX**: rows 0–{SENTENCES - 1} of NTREX-128, accuracy of the nearest English sentence by cosine, "
+        f"for {', '.join(LANGUAGES)} and their mean; chance is {100 / SENTENCES:.1f}.",
+        f"- **Banking77**: {TRAIN_ROWS} training and {TEST_ROWS} test rows at equal distances, 77 intents; accuracy of "
+        "mteb's logistic regression on the vectors as they are.",
+        "- **SIB-200**: the 204 English test sentences, 7 topics; V-measure of mteb's mini-batch k-means, mean over 10 "
+        "starts and its standard deviation.",
+        "",
+        f"| method | width | passes | {' | '.join(LANGUAGES)} | NTREX | Banking77 | SIB-200 |",
+        "|---|---|---|" + "---|" * (len(LANGUAGES) + 3),
+    ]
+    about = {row["name"]: row for row in methods}
+    for name, tasks in results.items():
+        row, topics = about[name], tasks["sib200"]
+        subsets = tasks["ntrex"]["subsets"]
+        by_language = [f"{100 * subsets[f'{language}-eng']['main_score']:.1f}" for language in LANGUAGES]
+        cells = [
+            f"`{name}`",
+            str(row["width"]),
+            str(row["forward_passes"]),
+            *by_language,
+            f"**{100 * tasks['ntrex']['main_score']:.1f}**",
+            f"{100 * tasks['banking77']['main_score']:.1f}",
+            f"{100 * topics['main_score']:.1f} ± {100 * topics['metrics']['v_measure_std']:.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    main()

@@ -99,7 +99,7 @@ def document(results: dict[str, dict[str, dict[str, Any]]], methods: list[dict[s
         "",
         "`python benchmarks/methods_table.py --data DATA --work WORK` writes this page.",
         "",
-        f"Model: {identity['model']} ({identity['revision']}), {identity['dtype']}, no training. All figures in percent.",
+        f"Model: {identity['model']} ({identity['revision']}), {identity['dtype']}. All figures in percent.",
         "",
         f"- **NTREX**: rows 0–{SENTENCES - 1} of NTREX-128, accuracy of the nearest English sentence by cosine, "
         f"for {', '.join(LANGUAGES)} and their mean; chance is {100 / SENTENCES:.1f}.",

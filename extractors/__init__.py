@@ -5,7 +5,8 @@ Knows nothing of Ray, nor of files of vectors.
 
 from extractors.encoder import Encoder
 from extractors.errors import ExtractorError, MethodError, ModelError, TextError
-from extractors.methods import METHODS, Method, load_method
+from extractors.method import Method
+from extractors.methods import METHODS, load_method
 
 __all__ = [
     "METHODS",

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from extractors.errors import MethodError, ModelError
-from extractors.methods import BackboneShape, Read
+from extractors.layers import BackboneShape
+from extractors.method import Read
 
 Side = Literal["input", "output"]
 
@@ -98,6 +99,15 @@ class Anatomy:
         if found is None:
             raise self._cannot_give("attention", block, f"no {', '.join(_ATTENTIONS)}")
         return found
+
+    def embeddings(self) -> Site:
+        """Returns where token embeddings come out."""
+        table = self.model.get_input_embeddings()  # type: ignore[operator]
+        return Site(table, "output", table.weight.shape[1])
+
+    def block_input(self, block: int) -> Site:
+        """Returns where the state goes into a block."""
+        return Site(self.blocks[block], "input", self.config.hidden_size)
 
     def site(self, read: Read, block: int) -> Site:
         """Returns where ``read`` is found in one block.

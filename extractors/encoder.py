@@ -27,8 +27,11 @@ from extractors.errors import ModelError, TextError
 from extractors.heads import group_mean, last_token_attention
 from extractors.hooks import reading
 from extractors.inputs import PromptTokenizer, TokenIds, build_tokenizer, token_budget_batches
-from extractors.methods import Method, ResolvedMethod, load_method
+from extractors.method import Method, ResolvedMethod
+from extractors.methods import load_method
 from extractors.pooling import Extents, pool
+from extractors.steer import steered
+from extractors.steering import ContrastivePrompting, KeyValueSlot
 
 DEFAULT_MAX_LENGTH = 512
 # Tokens a batch, padding included: large enough to fill the device, small enough for its memory.
@@ -81,7 +84,7 @@ def plan(
     length = max_length or min(DEFAULT_MAX_LENGTH, limit or DEFAULT_MAX_LENGTH)
     tokenizer = build_tokenizer(
         load_tokenizer(source),
-        resolved.prompts,
+        (*resolved.prompts, *resolved.auxiliary_prompts),
         anatomy.embedding_rows,
         length,
         limit,
@@ -97,6 +100,11 @@ def vector_width(anatomy: Anatomy, method: ResolvedMethod) -> int:
     Raises:
         MethodError: the model's family cannot give what the method reads.
     """
+    for one in method.steering:
+        if isinstance(one, ContrastivePrompting):
+            anatomy.site("head-output", one.blocks[0])
+        if isinstance(one, KeyValueSlot):
+            anatomy.attention(one.blocks[0])
     first, *_ = [anatomy.site(method.read, layer).width for layer in method.layers]
     return method.width(first if method.heads == "apart" else first * anatomy.value_heads // anatomy.query_heads)
 
@@ -164,20 +172,47 @@ class Encoder:
         return self.encode_ids(rows)
 
     def encode_ids(self, rows: Sequence[Sequence[TokenIds]]) -> np.ndarray:
-        """Embeds tokenized texts: ``rows[i][p]`` is text i in prompt p. Returns float32 [N, D]."""
-        vectors = np.zeros((len(rows), self.width), dtype=np.float32)
+        """Embeds tokenized texts: ``rows[i][p]`` is text i in prompt p, then in the auxiliary prompts.
+
+        Returns:
+            float32 [N, D].
+        """
         prompts = len(self.method.prompts)
+        auxiliary = [
+            self._contrast_vectors([row[prompts + place] for row in rows], one)
+            for place, one in enumerate(one for one in self.method.steering if isinstance(one, ContrastivePrompting))
+        ]
+        vectors = np.zeros((len(rows), self.width), dtype=np.float32)
         for prompt in range(prompts):
             column = [row[prompt] for row in rows]
             for batch in token_budget_batches([len(row.ids) for row in column], self.token_budget):
-                vectors[batch] += self._forward([column[i] for i in batch]) / prompts
+                aside = [vectors_ND[batch].to(self.device) for vectors_ND in auxiliary]
+                vectors[batch] += self._forward([column[i] for i in batch], aside) / prompts
         return vectors
 
+    def _contrast_vectors(self, rows: Sequence[TokenIds], steering: ContrastivePrompting) -> torch.Tensor:
+        """Returns the last token's head outputs in the auxiliary prompt, float32 [N, H d_h]."""
+        (block,) = steering.blocks
+        vectors_ND = torch.empty((len(rows), self.backbone.site("head-output", block).width))
+        for batch in token_budget_batches([len(row.ids) for row in rows], self.token_budget):
+            vectors_ND[batch] = self._last_head_outputs([rows[i] for i in batch], block).cpu()
+        return vectors_ND
+
     @torch.inference_mode()
-    def _forward(self, batch: Sequence[TokenIds]) -> np.ndarray:
+    def _last_head_outputs(self, batch: Sequence[TokenIds], block: int) -> torch.Tensor:
+        ids_BN, extents = _right_padded(batch, self.device)
+        found: list[torch.Tensor] = []
+        site = self.backbone.site("head-output", block)
+        with reading({block: site}, lambda _, z_BND: found.append(pool(z_BND, extents, "last"))):
+            self.backbone.model(input_ids=ids_BN, use_cache=False)
+        return found[0]
+
+    @torch.inference_mode()
+    def _forward(self, batch: Sequence[TokenIds], auxiliary: Sequence[torch.Tensor]) -> np.ndarray:
         ids_BN, extents = _right_padded(batch, self.device)
         pooled: dict[int, torch.Tensor] = {}
-        with self._reading(extents, pooled):
+        # Steering goes on first, so that a tensor that is both changed and read is read as changed.
+        with steered(self.backbone, self.method.steering, extents, auxiliary), self._reading(extents, pooled):
             self.backbone.model(input_ids=ids_BN, use_cache=False)
         layers = [pooled[layer] for layer in self.method.layers]
         if self.method.combine == "concat":
@@ -216,5 +251,7 @@ def _right_padded(batch: Sequence[TokenIds], device: torch.device) -> tuple[torc
     for row, out_N in zip(batch, ids_BN, strict=True):
         out_N[: len(row.ids)] = torch.from_numpy(row.ids)
         out_N[len(row.ids) :] = int(row.ids[-1])
-    counts = torch.tensor([(len(row.ids), row.text_begin, row.text_end) for row in batch], dtype=torch.int64)
+    counts = torch.tensor(
+        [(len(row.ids), row.text_begin, row.text_end, row.placeholder) for row in batch], dtype=torch.int64
+    )
     return ids_BN.to(device), Extents(*counts.to(device).unbind(dim=1))

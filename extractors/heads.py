@@ -23,36 +23,55 @@ def group_mean(pooled_BD: Tensor, query_heads: int, value_heads: int) -> Tensor:
 
 
 @contextlib.contextmanager
+def attention_calls(implementation: str, instead: Callable[..., Any]) -> Iterator[None]:
+    """Calls ``instead(module, original, query, key, value, mask, options)`` for every attention of the forward pass in
+    the body, in place of ``original``, which takes the same but for itself.
+
+    Queries and keys come rotated, [B, heads, N, d_h]; options are those of transformers' attention interface.
+
+    Args:
+        implementation: the model's attention implementation.
+    """
+    # Every implementation is looked up here; for "eager", each family has one of its own beside its attention module.
+    registered = ALL_ATTENTION_FUNCTIONS.get(implementation)
+
+    def watched(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+        original = registered or sys.modules[type(module).__module__].eager_attention_forward
+        return instead(module, original, query, key, value, mask, options)
+
+    ALL_ATTENTION_FUNCTIONS[implementation] = watched
+    try:
+        yield
+    finally:
+        if registered is None:
+            del ALL_ATTENTION_FUNCTIONS[implementation]
+        else:
+            ALL_ATTENTION_FUNCTIONS[implementation] = registered
+
+
+@contextlib.contextmanager
 def last_token_attention(
     layers: Mapping[nn.Module, int], implementation: str, length_B: Tensor, take: Callable[[int, Tensor], None]
 ) -> Iterator[None]:
     """Calls ``take(layer, vector [B, H_kv d_h])`` with the values under the last token's mean attention weights.
 
     The weights are averaged over all query heads before they meet the values (value aggregation, arXiv 2602.01572).
-    Only the last token's row of the attention matrix is computed, from the rotated queries and keys that pass
-    transformers' attention interface while one forward pass runs in the body.
+    Only the last token's row of the attention matrix is computed, while one forward pass runs in the body.
 
     Args:
         layers: attention modules, with the number each is reported under.
         implementation: the model's attention implementation.
     """
-    # Every implementation is looked up here; for "eager", each family has one of its own beside its attention module.
-    original = ALL_ATTENTION_FUNCTIONS.get(implementation)
 
-    def watched(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+    def attend(
+        module: nn.Module, original: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Any
+    ) -> Any:
         if module in layers:
             take(layers[module], _weighted_values(query, key, value, length_B, options))
-        forward = original or sys.modules[type(module).__module__].eager_attention_forward
-        return forward(module, query, key, value, mask, **options)
+        return original(module, query, key, value, mask, **options)
 
-    ALL_ATTENTION_FUNCTIONS[implementation] = watched
-    try:
+    with attention_calls(implementation, attend):
         yield
-    finally:
-        if original is None:
-            del ALL_ATTENTION_FUNCTIONS[implementation]
-        else:
-            ALL_ATTENTION_FUNCTIONS[implementation] = original
 
 
 def _weighted_values(

@@ -1,4 +1,4 @@
-"""Reading tensors out of a forward pass with hooks that always come off."""
+"""Reading and changing tensors in a forward pass with hooks that always come off."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -42,6 +42,39 @@ def reading(sites: Mapping[int, Site], take: Callable[[int, Tensor], None]) -> I
             handle.remove()
     if unread:
         raise RuntimeError(f"sites {sorted(unread)} did not come up in the forward pass")
+
+
+@contextlib.contextmanager
+def writing(site: Site, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Replaces the site's tensor by ``change(tensor)`` in the one forward pass that runs in the body.
+
+    The hook is gone afterwards, also after an exception.
+
+    Raises:
+        RuntimeError: the site did not come up in the pass.
+    """
+    came_up = False
+
+    def before(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        nonlocal came_up
+        came_up = True
+        return (change(inputs[0]), *inputs[1:])
+
+    def after(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> Any:
+        nonlocal came_up
+        came_up = True
+        return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+
+    is_input = site.side == "input"
+    handle = site.module.register_forward_pre_hook(before) if is_input else site.module.register_forward_hook(after)
+    try:
+        yield
+    finally:
+        handle.remove()
+    if not came_up:
+        raise RuntimeError(
+            f"what was to be changed, the {site.side} of a {type(site.module).__name__}, did not come up"
+        )
 
 
 def _part(site: Site, tensor: Tensor) -> Tensor:

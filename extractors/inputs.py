@@ -17,12 +17,14 @@ from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from extractors.errors import MethodError, TextError
-from extractors.prompts import SLOT, fill_in, normalized
+from extractors.prompts import PLACEHOLDER, REVERSED, fill_in, normalized, pieces
 
 MIN_TEXT_TOKENS = 8
 
 # A code point that is no character; control tokens are renamed with it.
 _UNREACHABLE = "\U0010ffff"
+# How a template's placeholder is spelled for the tokenizer: as no text can, since texts with it are refused.
+_MARK = f"{_UNREACHABLE}{PLACEHOLDER}"
 _BRACKETED = re.compile(r"^(<.*>|\[.*\]|\{.*\})$", re.DOTALL)
 
 
@@ -35,12 +37,14 @@ class TokenIds:
         text_begin: index of the first token that holds a character of the user's text, in the last slot.
         text_end: one past the last such token.
         truncated: whether some of the user's text was cut off.
+        placeholder: index of the template's placeholder, whose id is of no account; -1 when it has none.
     """
 
     ids: np.ndarray
     text_begin: int
     text_end: int
     truncated: bool
+    placeholder: int = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +57,10 @@ class PromptTokenizer:
             text is left out, since the token after the template's last one would be read instead.
         control_ids: ids that a text can never contain.
         vocabulary: how many ids the model has embeddings for.
-        templates: the prompts; more than one is an ensemble.
+        templates: the prompts, one after another.
         max_length: in tokens, start tokens and template included.
         normalizes: whether sentences are prepared as the prompt papers' code does; see ``prompts.normalized``.
+        mark_id: the id under which the tokenizer reports a placeholder; None where no template has one.
     """
 
     spec: str
@@ -65,6 +70,7 @@ class PromptTokenizer:
     templates: tuple[str, ...]
     max_length: int
     normalizes: bool = False
+    mark_id: int | None = None
 
     def tokenize(self, texts: Sequence[str]) -> list[list[TokenIds | TextError]]:
         """Returns, for each text, its token ids in each template, or the error that keeps this text out.
@@ -78,56 +84,76 @@ class PromptTokenizer:
         return [[fault] * len(row) if fault else list(row) for fault, *row in zip(faults, *by_template, strict=True)]
 
     def _in_template(self, template: str, texts: Sequence[str]) -> list[TokenIds | TextError]:
-        pieces = template.split(SLOT)
-        ready = [fill_in(template, normalized(text) if self.normalizes else text) for text in texts]
+        around = pieces(template.replace(PLACEHOLDER, _MARK))
+        ready = [normalized(text) if self.normalizes else text for text in texts]
         cut = [text[: self._enough_characters] for text in ready]
-        encodings = self._backend.encode_batch([text.join(pieces) for text in cut], add_special_tokens=False)
-        return [
-            self._one(pieces, text, encoding, cut=len(text) < len(whole))
-            for whole, text, encoding in zip(ready, cut, encodings, strict=True)
-        ]
+        filled = [fill_in(template, text) for text in cut]
+        encodings = self._backend.encode_batch([text.join(around) for text in filled], add_special_tokens=False)
+        rows = []
+        for whole, some, text, encoding in zip(ready, cut, filled, encodings, strict=True):
+            row = self._one(template, around, text, encoding)
+            is_cut = len(some) < len(whole) and isinstance(row, TokenIds)
+            rows.append(dataclasses.replace(row, truncated=True) if is_cut else row)  # type: ignore[type-var]
+        return rows
 
-    def _one(self, pieces: list[str], text: str, encoding: Encoding, cut: bool) -> TokenIds | TextError:
+    def _one(self, template: str, around: list[str], text: str, encoding: Encoding) -> TokenIds | TextError:
+        truncated = len(encoding) > self._room
         try:
-            row = self._fit(pieces, text, encoding)
-            self._check(row)
+            if truncated:
+                text, encoding = self._fit(template, around, text, encoding)
+            row = self._row(around, text, encoding, truncated)
+            self._check(row, PLACEHOLDER in template)
         except TextError as problem:
             return problem
-        return dataclasses.replace(row, truncated=True) if cut else row
+        return row
 
-    def _fit(self, pieces: list[str], text: str, encoding: Encoding) -> TokenIds:
-        """Cuts the text, the same in every slot and never the template, to ``max_length`` tokens in all."""
-        room = self.max_length - len(self.start_ids)
-        if len(encoding) <= room:
-            return self._row(encoding, pieces, text, truncated=False)
-        if pieces == ["", ""]:
-            encoding.truncate(room)
-            return self._row(encoding, pieces, text, truncated=True)
-        first, last = len(pieces[0]), len(pieces[0]) + len(text)
-        begin, end = _span(encoding, first, last)
-        ends = [stop for _, stop in encoding.offsets]
-        excess = -(-(len(encoding) - room) // (len(pieces) - 1))
-        for token in range(end - excess - 1, begin - 1, -1):
-            text = text[: ends[token] - first]
+    @property
+    def _room(self) -> int:
+        return self.max_length - len(self.start_ids)
+
+    def _fit(self, template: str, around: list[str], text: str, encoding: Encoding) -> tuple[str, Encoding]:
+        """Cuts the text, the same in every slot and never the template, until all fits; of a reversed text, the front.
+
+        Raises:
+            TextError: not even one token fits.
+        """
+        from_front = REVERSED in template
+        if around == ["", ""]:
+            encoding.truncate(self._room, direction="left" if from_front else "right")
+            return text, encoding
+        first = len(around[0])
+        begin, end = _span(encoding, first, first + len(text))
+        excess = -(-(len(encoding) - self._room) // (len(around) - 1))
+        offsets = [(start - first, stop - first) for start, stop in encoding.offsets]
+        if from_front:
+            shorter = (text[offsets[token][0] :] for token in range(begin + max(excess, 1), end))
+        else:
+            shorter = (text[: offsets[token][1]] for token in range(end - excess - 1, begin - 1, -1))
+        for part in shorter:
             # Where the text meets the template its tokens may merge in another way, so the whole is encoded again.
-            encoding = self._backend.encode(text.join(pieces), add_special_tokens=False)
-            if len(encoding) <= room:
-                return self._row(encoding, pieces, text, truncated=True)
+            encoding = self._backend.encode(part.join(around), add_special_tokens=False)
+            if len(encoding) <= self._room:
+                return part, encoding
         raise TextError(
             "no-room",
-            f"no room for the text: the prompt {SLOT.join(pieces)!r} alone has about {len(encoding)} tokens and "
+            f"no room for the text: the prompt {template!r} alone has about {len(encoding)} tokens and "
             f"the maximum length is {self.max_length}; give a larger --max-length",
         )
 
-    def _row(self, encoding: Encoding, pieces: list[str], text: str, truncated: bool) -> TokenIds:
+    def _row(self, around: list[str], text: str, encoding: Encoding, truncated: bool) -> TokenIds:
         shift = len(self.start_ids)
         # What stands before the last slot: every piece but the last, with the text between them.
-        before = len(text.join(pieces[:-1]))
+        before = len(text.join(around[:-1]))
         begin, end = _span(encoding, before, before + len(text))
         ids = np.array([*self.start_ids, *encoding.ids], dtype=np.int32)
-        return TokenIds(ids, begin + shift, end + shift, truncated)
+        placeholder = -1
+        if self.mark_id is not None and (marks := np.flatnonzero(ids == self.mark_id)).size:
+            placeholder = int(marks[0])
+            # An id that the model knows, of no account: its embedding is replaced.
+            ids[placeholder] = ids[placeholder + 1 if placeholder + 1 < len(ids) else placeholder - 1]
+        return TokenIds(ids, begin + shift, end + shift, truncated, placeholder)
 
-    def _check(self, row: TokenIds) -> None:
+    def _check(self, row: TokenIds, has_placeholder: bool) -> None:
         own = row.ids[len(self.start_ids) :]
         if not own.size:
             raise TextError("no-tokens", "the tokenizer makes no token of this text")
@@ -136,6 +162,8 @@ class PromptTokenizer:
                 "beyond-embeddings", f"token {int(own.max())} is beyond the model's {self.vocabulary} embeddings"
             )
         control = self.control_ids.intersection(own.tolist())
+        if (row.placeholder >= 0) != has_placeholder:
+            raise TextError("control-token", "the text was read as a placeholder")
         if control:
             raise TextError("control-token", f"the text was read as control tokens {sorted(control)}")
 
@@ -184,17 +212,24 @@ def build_tokenizer(
     """
     spec = json.loads(tokenizer.backend_tokenizer.to_str())
     control = _disarm_control_tokens(spec, set(tokenizer.all_special_tokens), vocabulary)
+    has_placeholder = any(PLACEHOLDER in template for template in templates)
+    if has_placeholder:
+        _add_mark(spec)
+    text = json.dumps(spec, ensure_ascii=False, sort_keys=True)
+    mark_id = _tokenizer(text).token_to_id(_MARK) if has_placeholder else None
     built = PromptTokenizer(
-        spec=json.dumps(spec, ensure_ascii=False, sort_keys=True),
+        spec=text,
         start_ids=_start_ids(tokenizer),
-        control_ids=frozenset(control),
+        control_ids=frozenset(control if mark_id is None else [*control, mark_id]),
         vocabulary=vocabulary,
         templates=templates,
         max_length=max_length,
         normalizes=normalizes,
+        mark_id=mark_id,
     )
     for template in templates:
-        length = len(built._backend.encode(template.replace(SLOT, ""), add_special_tokens=False))
+        alone = "".join(pieces(template.replace(PLACEHOLDER, _MARK)))
+        length = len(built._backend.encode(alone, add_special_tokens=False))
         if len(built.start_ids) + length + MIN_TEXT_TOKENS > max_length:
             raise MethodError(
                 f"max length {max_length} leaves no room for text: the prompt {template!r} alone has {length} tokens; "
@@ -202,6 +237,15 @@ def build_tokenizer(
                 + (f" (this model takes at most {limit})" if limit is not None else "")
             )
     return built
+
+
+def _add_mark(spec: dict[str, Any]) -> None:
+    """Adds the placeholder's spelling as a token of its own, around which nothing merges."""
+    options = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    taken = [token["id"] for token in spec["added_tokens"]]
+    vocab = spec["model"]["vocab"]
+    number = max([len(vocab) - 1, *taken]) + 1
+    spec["added_tokens"].append({"id": number, "content": _MARK, **options})
 
 
 def _start_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -20,26 +20,27 @@ def list_methods(model: str | None = None, revision: str | None = None) -> list[
     rows = []
     for method in METHODS.values():
         layers: Any = method.layers if isinstance(method.layers, str) else list(method.layers)
+        prompts, steering = method.steered_templates, method.steering
         width, notes = None, method.notes
         if anatomy is not None:
-            resolved = method.resolve(anatomy.shape)
-            layers = list(resolved.layers)
             try:
+                resolved = method.resolve(anatomy.shape)
+                layers, steering = list(resolved.layers), resolved.steering
                 width = vector_width(anatomy, resolved)
             except MethodError as problem:
                 notes = str(problem)
         rows.append(
             {
                 "name": method.name,
-                "prompts": list(method.templates),
+                "prompts": list(prompts),
                 "read": method.read,
                 "layers": layers,
                 "combine": method.combine,
                 "pooling": method.pooling,
                 "heads": method.heads,
-                "steering": [],
+                "steering": [one.model_dump(mode="json") for one in steering],
                 "width": width,
-                "forward_passes": len(method.templates),
+                "forward_passes": len(prompts) + sum(len(one.auxiliary_prompts) for one in steering),
                 "paper": method.paper,
                 "notes": notes,
             }
@@ -56,8 +57,16 @@ def as_text(rows: list[dict[str, Any]]) -> str:
         head = f"{row['name']:<22} {row['read']:<17} blocks {layers:<12} {row['pooling']:<5} {width:<11} {row['paper']}"
         lines.append(head.rstrip())
         lines += [f"    {prompt}" for prompt in row["prompts"] if prompt != "{text}"]
+        lines += [f"    steering: {_steering_as_text(one)}" for one in row["steering"]]
         lines += [f"    ({row['notes']})"] if row["notes"] else []
     return "\n".join(lines)
+
+
+def _steering_as_text(steering: dict[str, Any]) -> str:
+    layers = steering["layers"]
+    blocks = layers if isinstance(layers, str) else _ranges(layers)
+    others = ", ".join(f"{name} {value}" for name, value in steering.items() if name not in ("kind", "layers"))
+    return f"{steering['kind']} in blocks {blocks}, {others}"
 
 
 def _ranges(layers: list[int]) -> str:

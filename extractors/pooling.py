@@ -9,15 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from extractors.methods import Pooling
+from extractors.method import Pooling
 
 
 class Extents(NamedTuple):
-    """Where the tokens of a right-padded batch are; int64 tensors [B]."""
+    """Where the tokens of a right-padded batch are; int64 tensors [B]; ``placeholder`` is -1 where there is none."""
 
     length: Tensor
     text_begin: Tensor
     text_end: Tensor
+    placeholder: Tensor
 
 
 def pool(tokens_BND: Tensor, extents: Extents, pooling: Pooling) -> Tensor:
@@ -26,11 +27,14 @@ def pool(tokens_BND: Tensor, extents: Extents, pooling: Pooling) -> Tensor:
     Args:
         pooling: ``mean`` over all tokens of the prompt; ``mean-text`` and ``second-copy`` over those that hold the
             user's text (no start token, no template), in the last slot; ``weighted-mean`` over all tokens with weights
-            1, 2, … n (SGPT, arXiv 2202.08904); ``last`` for the last token of the prompt.
+            1, 2, … n (SGPT, arXiv 2202.08904); ``last`` for the last token of the prompt; ``mean-and-last`` for
+            the mean of ``mean`` and ``last``.
 
     Returns:
         float32 [B, D].
     """
+    if pooling == "mean-and-last":
+        return (pool(tokens_BND, extents, "mean") + pool(tokens_BND, extents, "last")) / 2
     if pooling == "last":
         rows = torch.arange(tokens_BND.shape[0], device=tokens_BND.device)
         return tokens_BND[rows, extents.length - 1].float()

@@ -7,7 +7,11 @@ that is.
 from extractors.errors import MethodError, nearest
 
 SLOT = "{text}"
+# A slot for the text with its words in reverse order.
+REVERSED = "{reversed}"
 MOST_SLOTS = 2
+# A token of no meaning, for token prepending to write to.
+PLACEHOLDER = "<PST>"
 
 PROMPTS: dict[str, str] = {
     # The text alone.
@@ -25,6 +29,12 @@ PROMPTS: dict[str, str] = {
     # Springer et al. 2024, "Repetition Improves Language Model Embeddings", as printed in PRSR (arXiv 2610.23807).
     "echo": "Rewrite the following paragraph: {text}. The rewritten paragraph: {text}",
     "echo-last": "Sentence: {text} This sentence: {text} means in one word:",
+    # Cheng et al. 2025, "Contrastive Prompting": what is to be removed.
+    "irrelevant-information": 'The irrelevant information of this sentence : "{text}" means in one word:"',
+    # A reading of Lin et al. 2026, "ReverseEOL", whose prompt is not published.
+    "reverse-eol": 'This sentence in reverse order : "{reversed}" means in one word:"',
+    # A reading of Tang & Yang 2026, "KV-Embedding", as others have rebuilt it.
+    "compress": "Context: {text}\nCompress the Context in one word:",
     # Lei et al. 2024, "Meta-Task Prompting Elicits Embeddings from Large Language Models": eight, two a meta-task
     # (classification, sentiment, paraphrase, information extraction).
     "metaeol-1": (
@@ -80,22 +90,55 @@ def template_of(prompt: str) -> str:
     """
     if prompt in PROMPTS:
         return PROMPTS[prompt]
-    if 1 <= prompt.count(SLOT) <= MOST_SLOTS:
+    slots = prompt.count(SLOT)
+    if REVERSED in prompt and (slots or prompt.count(REVERSED) > 1):
+        raise MethodError(f"prompt {prompt!r}: {REVERSED} stands once, and without {SLOT}; make a list of two prompts")
+    if REVERSED in prompt or 1 <= slots <= MOST_SLOTS:
         return prompt
-    if SLOT in prompt:
-        raise MethodError(f"prompt {prompt!r} has {prompt.count(SLOT)} slots {SLOT}; it takes at most {MOST_SLOTS}")
+    if slots:
+        raise MethodError(f"prompt {prompt!r} has {slots} slots {SLOT}; it takes at most {MOST_SLOTS}")
     raise MethodError(
         f"prompt {prompt!r} is neither a known name{nearest(prompt, PROMPTS)} nor a text with the slot {SLOT}. "
         f"Known names: {', '.join(PROMPTS)}. For a prompt of your own write {SLOT} where the text goes"
     )
 
 
+def is_twofold(template: str) -> bool:
+    """Whether the text is repeated."""
+    return template.count(SLOT) == MOST_SLOTS
+
+
+def pieces(template: str) -> list[str]:
+    """Returns what stands before, between and after the slots."""
+    return template.replace(REVERSED, SLOT).split(SLOT)
+
+
+def with_placeholder(template: str) -> str:
+    """Returns the template with a placeholder before the quoted text, unless it has one already.
+
+    Raises:
+        MethodError: no quoted slot to put it before, more than one place, or more than one placeholder.
+    """
+    if template.count(PLACEHOLDER) == 1:
+        return template
+    quoted = [f'"{slot}"' for slot in (SLOT, REVERSED) if f'"{slot}"' in template]
+    if PLACEHOLDER in template or len(quoted) != 1 or template.count(quoted[0]) != 1:
+        raise MethodError(
+            f"prompt {template!r}: token prepending needs one place before the text; write {PLACEHOLDER} there, "
+            f'or quote the text ("{SLOT}"), before whose opening quote it is put'
+        )
+    return template.replace(quoted[0], f"{PLACEHOLDER} {quoted[0]}")
+
+
 def fill_in(template: str, text: str) -> str:
-    """Returns the text as the slots take it: inside a pair of double quotes, its own become single ones.
+    """Returns the text as the slots take it: reversed, and inside a pair of double quotes its own become single ones.
 
     A double quote in the text would close the template's quotation early; the papers' code replaces it likewise.
     """
-    return text.replace('"', "'") if f'"{SLOT}"' in template else text
+    if REVERSED in template:
+        text = " ".join(reversed(text.split()))
+    is_quoted = f'"{SLOT}"' in template or f'"{REVERSED}"' in template
+    return text.replace('"', "'") if is_quoted else text
 
 
 def normalized(sentence: str) -> str:

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from extractors.encoder import Encoder, plan
 from extractors.errors import TextError
-from extractors.methods import ResolvedMethod
+from extractors.method import ResolvedMethod
 from index.ann import VectorIndex
 from index.errors import VectorError
 from pipeline.build_index import ABOUT, IDS, INDEX

@@ -14,7 +14,7 @@ from transformers import AutoModel, BertConfig, LlamaForCausalLM, T5Config
 from extractors import Encoder, ModelError
 from extractors.backbone import find_model, load_backbone, skeleton
 from extractors.gguf import converted
-from extractors.methods import Method
+from extractors.method import Method
 from tests.conftest import SENTENCES, byte_level, llama, save_model
 
 

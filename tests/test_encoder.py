@@ -13,7 +13,7 @@ from extractors import Encoder, Method, MethodError, ModelError, TextError
 from extractors.encoder import plan
 from extractors.hooks import reading
 from extractors.listing import list_methods
-from extractors.methods import Pooling, Read
+from extractors.method import Pooling, Read
 from extractors.pooling import Extents, pool
 from tests.conftest import CONFIGS, SENTENCES, byte_level, llama, save_model
 from tests.reference import assert_same_vectors, plain_vectors
@@ -180,7 +180,7 @@ def test_bfloat16_stays_close_and_finite(tiny: dict[str, str]) -> None:
 
 def test_what_the_model_makes_of_padding_does_not_matter() -> None:
     tokens = torch.randn(2, 5, 3)
-    extents = Extents(torch.tensor([5, 2]), torch.tensor([1, 0]), torch.tensor([4, 1]))
+    extents = Extents(torch.tensor([5, 2]), torch.tensor([1, 0]), torch.tensor([4, 1]), torch.tensor([-1, -1]))
     spoiled = tokens.clone()
     spoiled[1, 2:] = float("nan")
     expected = {

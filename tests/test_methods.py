@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from extractors.errors import MethodError
+from extractors.layers import BackboneShape, resolve_layers
 from extractors.listing import as_text, list_methods
-from extractors.methods import METHODS, BackboneShape, Method, ResolvedMethod, load_method, resolve_layers
+from extractors.method import Method, ResolvedMethod
+from extractors.methods import METHODS, load_method
 from extractors.prompts import PROMPTS, normalized
 
 SMOLLM2 = BackboneShape("llama", 30, 576, 1536)
@@ -90,7 +92,24 @@ def test_identity_round_trip() -> None:
         ("read: value\nlayers: last\npooling: last\nheads: group-mean", "goes with read = 'head-output'"),
         ("read: head-output\nlayers: last\npooling: mean\nheads: shared-weights", "pooling = 'last'"),
         ("read: value\nlayers: [1, 1]\npooling: mean", "each once"),
-        ("read: value\nlayers: last\npooling: mean\nsteering: [{kind: prsr}]", "no kind of steering"),
+        ("read: value\nlayers: 0.5-.9x\npooling: mean", "fractions of depth"),
+        ("read: value\nlayers: last\npooling: mean\nprompt: '{reversed} {text}'", "a list of two prompts"),
+        ("read: value\nlayers: last\npooling: mean\nprompt: '<PST> {text}'", "token-prepending"),
+        ("read: value\nlayers: last\npooling: mean\nsteering: {kind: x}", "list of mappings"),
+        ("read: value\nlayers: last\npooling: mean\nsteering: [x]", "valid"),
+        (
+            "read: value\nlayers: last\npooling: mean\nsteering: [{kind: token-prependin}]",
+            "did you mean 'token-prepending'",
+        ),
+        (
+            "read: value\nlayers: last\npooling: mean\nsteering: [{kind: contrastive-prompting, alpa: 2}]",
+            "unknown 'alpa' .did you mean 'alpha'",
+        ),
+        (
+            "read: value\nlayers: last\npooling: mean\nsteering: [{kind: token-prepending, layers: lst}]",
+            "did you mean 'last'",
+        ),
+        ("read: value\nlayers: last\npooling: mean\nsteering: [{kind: token-prepending}]", "one place before the text"),
         ("- a list", "must hold a mapping"),
         ("read: [", "is not YAML"),
     ],

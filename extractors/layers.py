@@ -1,0 +1,91 @@
+"""Which blocks of a model: words, ranges, fractions of depth and the papers' sets, turned into 0-based numbers."""
+
+import dataclasses
+import math
+import re
+
+from extractors.errors import MethodError, nearest
+
+_LAYER_WORDS = ("all", "half", "last", "penultimate", "paper")
+_RANGE = re.compile(r"^(\d+)-(\d+)$")
+_FRACTION = re.compile(r"^0?\.\d+$")
+_FRACTIONS = re.compile(r"^(\d*\.\d+|\d+\.?)-(\d*\.\d+|\d+\.?)$")
+
+
+@dataclasses.dataclass(frozen=True)
+class BackboneShape:
+    """What the layer rules and the papers' layer sets depend on."""
+
+    model_type: str
+    blocks: int
+    hidden_size: int
+    intermediate_size: int | None
+
+
+# The layer set S of a backbone, 0-based. Shapes, since weights are fine-tuned and renamed while the shape stays.
+PAPER_LAYERS: dict[BackboneShape, tuple[tuple[int, ...], str]] = {
+    BackboneShape("llama", 32, 4096, 11008): (tuple(range(20, 28)), "Llama-2-7B: 20-27 (arXiv 2602.01572)"),
+    BackboneShape("qwen3", 36, 4096, 12288): ((26, 27, 29, 30, 31), "Qwen3-8B: 26,27,29-31 (arXiv 2602.01572)"),
+    BackboneShape("llama", 30, 576, 1536): (tuple(range(18, 27)), "SmolLM2-135M: 18-26 (chosen on NTREX-128)"),
+}
+
+
+def check_layers(layers: str | tuple[int, ...]) -> None:
+    """Refuses what no model can resolve.
+
+    Raises:
+        ValueError: with what is allowed.
+    """
+    if not isinstance(layers, str):
+        if not layers or len(set(layers)) < len(layers):
+            raise ValueError(f"layers = {list(layers)}: needs block numbers, each once")
+        return
+    if layers in _LAYER_WORDS or any(form.match(layers) for form in (_RANGE, _FRACTION, _FRACTIONS)):
+        return
+    raise ValueError(
+        f"layers = {layers!r}{nearest(layers, _LAYER_WORDS)}: allowed are {', '.join(_LAYER_WORDS)}, "
+        'a range "18-26", fractions of depth "0.6-0.9", one block at a fraction "0.8", or a list [26, 27, 29]'
+    )
+
+
+def resolve_layers(layers: str | tuple[int, ...], shape: BackboneShape) -> tuple[int, ...]:
+    """Returns the 0-based blocks that ``layers`` means for a model of ``shape``, in ascending order.
+
+    ``half`` is the deeper half; ``paper`` is the papers' set, or the deeper half where none is known; fractions
+    "a-b" are the blocks from floor(a L) up to, not including, ceil(b L); one fraction "a" is block floor(a L).
+
+    Raises:
+        MethodError: no block, or one that the model does not have.
+    """
+    numbers = _numbers(layers, shape)
+    outside = [number for number in numbers if not 0 <= number < shape.blocks]
+    if outside:
+        raise MethodError(
+            f"layers {outside} are outside the model, whose {shape.blocks} blocks are 0-{shape.blocks - 1}"
+        )
+    return numbers
+
+
+def _numbers(layers: str | tuple[int, ...], shape: BackboneShape) -> tuple[int, ...]:
+    count = shape.blocks
+    if not isinstance(layers, str):
+        return tuple(sorted(layers))
+    if layers == "all":
+        return tuple(range(count))
+    if layers in ("last", "penultimate"):
+        return (count - 1,) if layers == "last" else (count - 2,)
+    if layers == "half" or (layers == "paper" and shape not in PAPER_LAYERS):
+        return tuple(range(count // 2, count))
+    if layers == "paper":
+        return PAPER_LAYERS[shape][0]
+    if _FRACTION.match(layers):
+        return (math.floor(float(layers) * count + 1e-9),)
+    if whole := _RANGE.match(layers):
+        first, last = int(whole[1]), int(whole[2])
+    else:
+        begin, end = (float(part) for part in layers.split("-"))
+        # The small term keeps 0.9 * 30 = 27.000000000000004 from reaching one block further.
+        first, last = math.floor(begin * count + 1e-9), math.ceil(end * count - 1e-9) - 1
+    if first > last:
+        raise MethodError(f"layers = {layers!r} is empty on a model of {count} blocks; write the lower end first")
+    return tuple(range(first, last + 1))

@@ -1,0 +1,169 @@
+"""What may be changed in a forward pass while it runs: the kinds of steering and their parameters.
+
+The changes themselves are in the steer_* files.
+"""
+
+from typing import Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from extractors.errors import MethodError, nearest
+from extractors.layers import BackboneShape, check_layers, resolve_layers
+from extractors.prompts import template_of
+from extractors.validated import parse
+
+Layers = str | tuple[int, ...]
+# What happens in a block, in order. A change that would come after the last thing read would never happen.
+_ORDER = (
+    "block-input",
+    "query",
+    "key",
+    "value",
+    "attention",
+    "head-output",
+    "attention-output",
+    "activation",
+    "hidden",
+)
+Self = TypeVar("Self", bound="_Kind")
+
+
+class _Kind(BaseModel):
+    """The parameters of one kind of steering.
+
+    Attributes:
+        layers: the blocks it works in, as for a method.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    stage: ClassVar[str]
+    takes_no_layers: ClassVar[bool] = False
+
+    layers: Layers
+
+    @field_validator("layers")
+    @classmethod
+    def _spelled_right(cls, layers: Layers) -> Layers:
+        if layers or not cls.takes_no_layers:
+            check_layers(layers)
+        return layers
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The blocks it works in, once :meth:`resolve` has numbered them."""
+        assert not isinstance(self.layers, str)
+        return self.layers
+
+    @property
+    def auxiliary_prompts(self) -> tuple[str, ...]:
+        """Templates that each text is put into besides the method's prompts."""
+        return ()
+
+    def resolve(self: Self, shape: BackboneShape) -> Self:
+        """Returns this with its blocks numbered for a model of ``shape``.
+
+        Raises:
+            MethodError: a block that the model does not have.
+        """
+        return self.model_copy(update={"layers": resolve_layers(self.layers, shape) if self.layers else ()})
+
+    def is_before(self, read: str, block: int) -> bool:
+        """Whether all of it happens before ``read`` is read in ``block``."""
+        last = (max(self.blocks, default=-1), _ORDER.index(self.stage))
+        return last <= (block, _ORDER.index(read))
+
+
+class ContrastivePrompting(_Kind):
+    """CP (arXiv 2505.12831): the last token's head outputs z become their difference to an auxiliary prompt's.
+
+    Replaced, not added: z <- alpha (z - u) for ``scaled`` (CP-NS); for ``norm-restored`` (CP-NR) the difference gets
+    the length that z had. u is z in the same block at the last token of the auxiliary prompt.
+
+    Attributes:
+        auxiliary: the prompt for what is to be removed.
+        layers: one block; the paper's, for Llama-2-7B and PromptEOL, is 4 of 32 (0-based).
+        alpha: the paper's 2; its published code says 0.5. Of no account for ``norm-restored``.
+    """
+
+    kind: Literal["contrastive-prompting"] = "contrastive-prompting"
+    stage: ClassVar[str] = "head-output"
+
+    auxiliary: str = "irrelevant-information"
+    layers: Layers = "0.14"
+    scaling: Literal["scaled", "norm-restored"] = "scaled"
+    alpha: float = 2.0
+
+    @field_validator("auxiliary")
+    @classmethod
+    def _known(cls, auxiliary: str) -> str:
+        return template_of(auxiliary)
+
+    @property
+    def auxiliary_prompts(self) -> tuple[str, ...]:
+        """The one template."""
+        return (self.auxiliary,)
+
+    def resolve(self, shape: BackboneShape) -> "ContrastivePrompting":
+        """Returns this with its block numbered.
+
+        Raises:
+            ValueError: more than one block.
+        """
+        resolved = super().resolve(shape)
+        if len(resolved.blocks) != 1:
+            raise ValueError(f"contrastive-prompting works in one block, and layers = {self.layers!r} is several")
+        return resolved
+
+
+class TokenPrepending(_Kind):
+    """TP (arXiv 2412.11556): a token before the text's opening quote takes the last token's state, so that the text
+    can attend to what stands behind it.
+
+    Attributes:
+        layers: before these blocks the last token's state is copied to the placeholder; none, and it keeps its own.
+            The paper's code does so before blocks 1-6 of Llama-2-7B's 32 (0-based), one less than its formula.
+        seed: of the placeholder's embedding, which is drawn from a standard normal distribution.
+    """
+
+    kind: Literal["token-prepending"] = "token-prepending"
+    stage: ClassVar[str] = "block-input"
+    takes_no_layers: ClassVar[bool] = True
+
+    layers: Layers = "0.04-0.21"
+    seed: int = Field(0, ge=0)
+
+
+class KeyValueSlot(_Kind):
+    """KV-Embedding (arXiv 2601.01046), a reading of its abstract, since no code is public: every token also attends
+    to the last token's key and value, as to one more position.
+
+    Attributes:
+        layers: the blocks in which it does; the paper searches about a tenth of them, by intrinsic dimension.
+        bias: added to the slot's attention score.
+    """
+
+    kind: Literal["key-value-slot"] = "key-value-slot"
+    stage: ClassVar[str] = "attention"
+
+    layers: Layers = "0.5-0.6"
+    bias: float = 0.0
+
+
+Steering = ContrastivePrompting | TokenPrepending | KeyValueSlot
+_KINDS: dict[str, type[Steering]] = {
+    kind.model_fields["kind"].default: kind for kind in (ContrastivePrompting, TokenPrepending, KeyValueSlot)
+}
+
+
+def parse_steering(fields: Any) -> Steering:
+    """Returns the steering that a mapping with ``kind`` describes.
+
+    Raises:
+        MethodError: no such kind, or wrong parameters.
+    """
+    kind = fields.get("kind") if isinstance(fields, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        hint = nearest(kind, _KINDS) if isinstance(kind, str) else ""
+        raise MethodError(f"steering {fields!r}: kind must be one of {', '.join(_KINDS)}{hint}")
+    return parse(_KINDS[kind], fields, f"steering {kind}", MethodError)

@@ -30,12 +30,15 @@ from extractors.inputs import PromptTokenizer, TokenIds, build_tokenizer, token_
 from extractors.method import Method, ResolvedMethod
 from extractors.methods import load_method
 from extractors.pooling import Extents, pool
+from extractors.prefix import Prefix, after_prefix, run_prefix
 from extractors.steer import steered
 from extractors.steering import ContrastivePrompting, KeyValueSlot
 
 DEFAULT_MAX_LENGTH = 512
 # Tokens a batch, padding included: large enough to fill the device, small enough for its memory.
 DEFAULT_TOKEN_BUDGET = {"cpu": 1024, "cuda": 32768}
+# Tokens that a prompt must begin with for running them once to pay.
+SHORTEST_PREFIX = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +155,20 @@ class Encoder:
         self.tokenizer = planned.tokenizer
         self.width = planned.width
         self.token_budget = token_budget or DEFAULT_TOKEN_BUDGET[self.device.type]
+        self._prefix_ids = [self._reusable_prefix(prompt) for prompt in self.method.prompts]
+        self._prefixes: dict[int, Prefix] = {}
         self._sites = {layer: self.backbone.site(self.method.read, layer) for layer in self.method.layers}
+
+    def _reusable_prefix(self, prompt: str) -> np.ndarray | None:
+        """The ids that are run once for all texts; None where the method reads or changes what they turn into."""
+        method, backbone = self.method, self.backbone
+        reads_all = method.pooling not in ("last", "mean-text", "second-copy")
+        changes_all = any(isinstance(one, KeyValueSlot) for one in method.steering)
+        takes_masks = backbone.config._attn_implementation in ("sdpa", "eager")
+        if reads_all or changes_all or method.heads == "shared-weights" or not takes_masks:
+            return None
+        ids = self.tokenizer.prefix(prompt)
+        return ids if len(ids) >= SHORTEST_PREFIX else None
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Embeds texts.
@@ -184,11 +200,30 @@ class Encoder:
         ]
         vectors = np.zeros((len(rows), self.width), dtype=np.float32)
         for prompt in range(prompts):
-            column = [row[prompt] for row in rows]
-            for batch in token_budget_batches([len(row.ids) for row in column], self.token_budget):
-                aside = [vectors_ND[batch].to(self.device) for vectors_ND in auxiliary]
-                vectors[batch] += self._forward([column[i] for i in batch], aside) / prompts
+            for prefix, chosen, column in self._by_prefix([row[prompt] for row in rows], prompt):
+                for batch in token_budget_batches([len(row.ids) for row in column], self.token_budget):
+                    places = chosen[batch]
+                    aside = [vectors_ND[places].to(self.device) for vectors_ND in auxiliary]
+                    vectors[places] += self._forward([column[i] for i in batch], aside, prefix) / prompts
         return vectors
+
+    def _by_prefix(
+        self, column: list[TokenIds], prompt: int
+    ) -> Iterator[tuple[Prefix | None, np.ndarray, list[TokenIds]]]:
+        """Parts the rows by whether they begin with the prompt's prefix, which those that do then lack.
+
+        Yields the prefix or None, the rows' places in the column, and the rows.
+        """
+        ids = self._prefix_ids[prompt]
+        begins = np.array([ids is not None and row.begins_with(ids) for row in column], dtype=bool)
+        if ids is not None and begins.any():
+            if prompt not in self._prefixes:
+                self._prefixes[prompt] = run_prefix(self.backbone, torch.from_numpy(ids).to(self.device))
+            places = np.flatnonzero(begins)
+            yield self._prefixes[prompt], places, [column[i].after(len(ids)) for i in places]
+        if not begins.all():
+            places = np.flatnonzero(~begins)
+            yield None, places, [column[i] for i in places]
 
     def _contrast_vectors(self, rows: Sequence[TokenIds], steering: ContrastivePrompting) -> torch.Tensor:
         """Returns the last token's head outputs in the auxiliary prompt, float32 [N, H d_h]."""
@@ -208,12 +243,19 @@ class Encoder:
         return found[0]
 
     @torch.inference_mode()
-    def _forward(self, batch: Sequence[TokenIds], auxiliary: Sequence[torch.Tensor]) -> np.ndarray:
+    def _forward(
+        self, batch: Sequence[TokenIds], auxiliary: Sequence[torch.Tensor], prefix: Prefix | None
+    ) -> np.ndarray:
         ids_BN, extents = _right_padded(batch, self.device)
         pooled: dict[int, torch.Tensor] = {}
         # Steering goes on first, so that a tensor that is both changed and read is read as changed.
         with steered(self.backbone, self.method.steering, extents, auxiliary), self._reading(extents, pooled):
-            self.backbone.model(input_ids=ids_BN, use_cache=False)
+            if prefix is None:
+                self.backbone.model(input_ids=ids_BN, use_cache=False)
+            else:
+                positions_1N = prefix.length + torch.arange(ids_BN.shape[1], device=self.device)[None]
+                with after_prefix(self.backbone, prefix):
+                    self.backbone.model(input_ids=ids_BN, position_ids=positions_1N, use_cache=False)
         layers = [pooled[layer] for layer in self.method.layers]
         if self.method.combine == "concat":
             return torch.cat(layers, dim=1).cpu().numpy()

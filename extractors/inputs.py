@@ -46,6 +46,16 @@ class TokenIds:
     truncated: bool
     placeholder: int = -1
 
+    def begins_with(self, prefix: np.ndarray) -> bool:
+        """Whether the ids begin with ``prefix``, and go on."""
+        return len(self.ids) > len(prefix) and np.array_equal(self.ids[: len(prefix)], prefix)
+
+    def after(self, prefix: int) -> "TokenIds":
+        """Returns this without its first ``prefix`` tokens, which hold neither text nor placeholder."""
+        placeholder = self.placeholder - prefix if self.placeholder >= 0 else -1
+        begin, end = self.text_begin - prefix, self.text_end - prefix
+        return TokenIds(self.ids[prefix:], begin, end, self.truncated, placeholder)
+
 
 @dataclasses.dataclass(frozen=True)
 class PromptTokenizer:
@@ -82,6 +92,15 @@ class PromptTokenizer:
         sound = ["" if fault else text for text, fault in zip(texts, faults, strict=True)]
         by_template = [self._in_template(template, sound) for template in self.templates]
         return [[fault] * len(row) if fault else list(row) for fault, *row in zip(faults, *by_template, strict=True)]
+
+    def prefix(self, template: str) -> np.ndarray:
+        """Returns the ids, int32 [P], that a text in this template begins with, whatever the text, but for rare ones.
+
+        The template's last token before the text is left out, since it may merge with the text.
+        """
+        before = pieces(template)[0].split(PLACEHOLDER)[0]
+        ids = self._backend.encode(before, add_special_tokens=False).ids[:-1]
+        return np.array([*self.start_ids, *ids], dtype=np.int32)
 
     def _in_template(self, template: str, texts: Sequence[str]) -> list[TokenIds | TextError]:
         around = pieces(template.replace(PLACEHOLDER, _MARK))

@@ -308,3 +308,24 @@ def test_models_that_attend_in_both_directions_are_refused(tmp_path: Path, confi
 def test_what_is_no_string_is_refused_by_position(tiny: dict[str, str], text: Any) -> None:
     with pytest.raises(TextError, match="text 1: a text must be a string"):
         Encoder(tiny["llama"], "lt").encode(["fine", text])
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+@pytest.mark.parametrize("pooling", ["last", "mean-text"])
+def test_running_a_prompts_beginning_once_changes_no_vector(
+    tiny: dict[str, str], family: str, pooling: Pooling
+) -> None:
+    prompt = 'First a few words that no text changes, then "{text}" in one word:"'
+    encoder = Encoder(tiny[family], method("attention-output", (1, 3), pooling, prompt), max_length=128)
+    assert len(encoder._prefix_ids[0]) > 8  # type: ignore[arg-type]
+    reused = encoder.encode([*SENTENCES, '", merges with the quote'])
+    encoder._prefix_ids = [None]
+    assert_same_vectors(reused, encoder.encode([*SENTENCES, '", merges with the quote']))
+    # A row that begins otherwise is run whole.
+    encoder._prefix_ids = [np.array([5, 6, 7], dtype=np.int32)]
+    assert_same_vectors(reused, encoder.encode([*SENTENCES, '", merges with the quote']))
+
+
+def test_a_prompts_beginning_is_run_whole_where_it_is_read_or_changed(tiny: dict[str, str]) -> None:
+    for name in ("va-prompteol", "kv-embedding", "wva-prompteol", "lt"):
+        assert Encoder(tiny["llama"], name)._prefix_ids == [None]

@@ -1,0 +1,75 @@
+"""A prompt's beginning, run once: its keys and values are joined to those of every text.
+
+Exact: with causal attention nothing before the text can depend on it.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from extractors.anatomy import Anatomy
+from extractors.heads import attention_calls
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefix:
+    """The first P tokens of a prompt, and what each attention made of them: keys and values [1, H_kv, P, d_h]."""
+
+    length: int
+    heads: Mapping[nn.Module, tuple[Tensor, Tensor]]
+
+
+@torch.inference_mode()
+def run_prefix(backbone: Anatomy, ids: Tensor) -> Prefix:
+    """Runs the ids [P] alone and keeps all keys and values."""
+    heads: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+
+    def keep(
+        module: nn.Module, original: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Any
+    ) -> Any:
+        heads[module] = key.clone(), value.clone()
+        return original(module, query, key, value, mask, **options)
+
+    with attention_calls(backbone.config._attn_implementation, keep):
+        backbone.model(input_ids=ids[None], use_cache=False)
+    return Prefix(len(ids), heads)
+
+
+@contextlib.contextmanager
+def after_prefix(backbone: Anatomy, prefix: Prefix) -> Iterator[None]:
+    """Makes the tokens of the forward pass in the body see the prefix before them.
+
+    Their ``position_ids`` must begin at the prefix's length.
+    """
+    masks: dict[tuple[int, int | None], Tensor] = {}
+
+    def attend(
+        module: nn.Module, original: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Any
+    ) -> Any:
+        before = prefix.heads[module]
+        key, value = (
+            torch.cat([part.expand(len(own), -1, -1, -1), own], dim=2)
+            for part, own in zip(before, (key, value), strict=True)
+        )
+        shape = query.shape[2], options.get("sliding_window")
+        if shape not in masks:
+            masks[shape] = _causal_mask(prefix.length, *shape, query)
+        return original(module, query, key, value, masks[shape], **options)
+
+    with attention_calls(backbone.config._attn_implementation, attend):
+        yield
+
+
+def _causal_mask(before: int, length: int, window: int | None, like: Tensor) -> Tensor:
+    """Returns [1, 1, N, P + N], to be added to the scores: 0 where a token sees another, the lowest value elsewhere."""
+    position_N = torch.arange(before, before + length, device=like.device)
+    distance_NM = position_N[:, None] - torch.arange(before + length, device=like.device)[None, :]
+    seen_NM = distance_NM >= 0
+    if window is not None:
+        seen_NM &= distance_NM < window
+    mask_NM = torch.zeros(seen_NM.shape, dtype=like.dtype, device=like.device)
+    return mask_NM.masked_fill_(~seen_NM, torch.finfo(like.dtype).min)[None, None]

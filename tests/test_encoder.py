@@ -129,6 +129,16 @@ def test_hidden_states_are_transformers_own(tiny: dict[str, str], family: str, l
     assert_same_vectors(found, plain_vectors(tiny[family], SENTENCES, "hidden", [layer], "mean"))
 
 
+def test_hs_full_is_the_mean_of_transformers_hidden_states(tiny: dict[str, str]) -> None:
+    encoder = Encoder(tiny["qwen2"], "hs-full")
+    for text, vector in zip(SOME, encoder.encode(SOME), strict=True):
+        ids = torch.tensor([byte_level()(text)["input_ids"]])
+        with torch.no_grad():
+            # The embeddings are left out; the last is the one after the final norm.
+            states = encoder.backbone.model(ids, output_hidden_states=True).hidden_states[1:]
+        assert_same_vectors(vector[None], torch.stack(states).mean(dim=(0, 2)).numpy())
+
+
 def test_concatenation_keeps_the_blocks_apart(tiny: dict[str, str]) -> None:
     both = Encoder(tiny["llama"], method("value", (1, 3), "mean", combine="concat")).encode(SENTENCES)
     single = [Encoder(tiny["llama"], method("value", (layer,), "mean")).encode(SENTENCES) for layer in (1, 3)]

@@ -1,4 +1,4 @@
-"""Where a transformers decoder keeps its blocks, its final norm, and the seven things that can be read in a block.
+"""Where a transformers decoder keeps its blocks, its final norm, and the eight things that can be read in a block.
 
 Works on a model without weights (on torch's meta device) as well as on a loaded one.
 """
@@ -29,7 +29,16 @@ _SIDE_BY_SIDE = {"gpt2": "c_attn", "phi3": "qkv_proj"}
 _HEAD_BY_HEAD = {"gpt_neox": "query_key_value"}
 _PLACES = {"query": 0, "key": 1, "value": 2}
 
-READS: tuple[Read, ...] = ("hidden", "value", "query", "key", "head-output", "attention-output", "activation")
+READS: tuple[Read, ...] = (
+    "hidden",
+    "block-output",
+    "value",
+    "query",
+    "key",
+    "head-output",
+    "attention-output",
+    "activation",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,13 +122,15 @@ class Anatomy:
         """Returns where ``read`` is found in one block.
 
         Hidden states follow transformers' convention: block i's output, and for the last block the output of the
-        final norm. Values are v_proj's output, before they are repeated for grouped queries. Head outputs z are the
-        input of the attention's output projection, attention outputs a its output, before any norm and the residual
-        sum. Activations are the input of the MLP's down projection.
+        final norm; block outputs are the same without that norm. Values are v_proj's output, before they are repeated
+        for grouped queries. Head outputs z are the input of the attention's output projection, attention outputs a its
+        output, before any norm and the residual sum. Activations are the input of the MLP's down projection.
 
         Raises:
             MethodError: this family does not have it as a tensor of its own.
         """
+        if read == "block-output":
+            return Site(self.blocks[block], "output", self.config.hidden_size)
         if read == "hidden":
             last = block == len(self.blocks) - 1
             module = self.final_norm if last else self.blocks[block]
@@ -173,6 +184,7 @@ class Anatomy:
         mlp = getattr(self.blocks[block], "mlp", None)
         known = {
             "hidden": True,
+            "block-output": True,
             **{read: fused or hasattr(attention, f"{read[0]}_proj") for read in _PLACES},
             "head-output": output,
             "attention-output": output,

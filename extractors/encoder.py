@@ -5,111 +5,29 @@ behind it, positions count from 0, and the last token is found by length.
 """
 
 import contextlib
-import dataclasses
+import warnings
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
-from extractors.anatomy import Anatomy
-from extractors.backbone import (
-    Attention,
-    Dtype,
-    Source,
-    choose_device,
-    choose_dtype,
-    find_model,
-    load_backbone,
-    load_tokenizer,
-    skeleton,
-)
-from extractors.errors import ModelError, TextError
+from extractors.backbone import Attention, Dtype, choose_device, choose_dtype, load_backbone
+from extractors.errors import TextError
 from extractors.heads import group_mean, last_token_attention
 from extractors.hooks import reading
-from extractors.inputs import PromptTokenizer, TokenIds, build_tokenizer, token_budget_batches
+from extractors.inputs import TokenIds, token_budget_batches
 from extractors.method import Method, ResolvedMethod
-from extractors.methods import load_method
+from extractors.plan import Plan, plan
 from extractors.pooling import Extents, pool
 from extractors.prefix import Prefix, after_prefix, run_prefix
 from extractors.steer import steered
 from extractors.steering import ContrastivePrompting, KeyValueSlot
+from extractors.subspace import Subspace, load_subspace
 
-DEFAULT_MAX_LENGTH = 512
 # Tokens a batch, padding included: large enough to fill the device, small enough for its memory.
 DEFAULT_TOKEN_BUDGET = {"cpu": 1024, "cuda": 32768}
 # Tokens that a prompt must begin with for running them once to pay.
 SHORTEST_PREFIX = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """A model and a method fitted to each other, without the weights: cheap, plain data, and all that a driver needs.
-
-    Attributes:
-        width: the vectors' length D.
-        parameters: how many weights the decoder has.
-    """
-
-    source: Source
-    method: ResolvedMethod
-    tokenizer: PromptTokenizer
-    width: int
-    parameters: int
-
-
-def plan(
-    model: str,
-    method: str | Method | ResolvedMethod = "va",
-    revision: str | None = None,
-    max_length: int | None = None,
-) -> Plan:
-    """Finds the model, numbers the method's layers for it and builds the tokenizer; loads no weights.
-
-    Args:
-        model: hub id, local folder or GGUF file.
-        method: a name from the table, a YAML file, or a method, resolved or not.
-        max_length: in tokens, template included; by default 512, or what the model was made for if that is less.
-
-    Raises:
-        ModelError, MethodError: see their messages.
-    """
-    source = find_model(model, revision)
-    anatomy = skeleton(source)
-    if isinstance(method, str):
-        method = load_method(method)
-    resolved = method.resolve(anatomy.shape) if isinstance(method, Method) else method
-    width = vector_width(anatomy, resolved)
-    limit = anatomy.max_positions
-    if limit is not None and max_length is not None and max_length > limit:
-        raise ModelError(
-            f"max length {max_length} is more than the {limit} positions of {model!r}; give at most {limit}"
-        )
-    length = max_length or min(DEFAULT_MAX_LENGTH, limit or DEFAULT_MAX_LENGTH)
-    tokenizer = build_tokenizer(
-        load_tokenizer(source),
-        (*resolved.prompts, *resolved.auxiliary_prompts),
-        anatomy.embedding_rows,
-        length,
-        limit,
-        resolved.sentence_normalization,
-    )
-    parameters = sum(parameter.numel() for parameter in anatomy.model.parameters())
-    return Plan(source, resolved, tokenizer, width, parameters)
-
-
-def vector_width(anatomy: Anatomy, method: ResolvedMethod) -> int:
-    """Returns the vectors' length D.
-
-    Raises:
-        MethodError: the model's family cannot give what the method reads.
-    """
-    for one in method.steering:
-        if isinstance(one, ContrastivePrompting):
-            anatomy.site("head-output", one.blocks[0])
-        if isinstance(one, KeyValueSlot):
-            anatomy.attention(one.blocks[0])
-    first, *_ = [anatomy.site(method.read, layer).width for layer in method.layers]
-    return method.width(first if method.heads == "apart" else first * anatomy.value_heads // anatomy.query_heads)
 
 
 class Encoder:
@@ -126,34 +44,55 @@ class Encoder:
         *,
         revision: str | None = None,
         max_length: int | None = None,
+        subspaces: Sequence[str | Subspace] = (),
+        subspace_strength: float = 1.0,
+        allow_subspace_mismatch: bool = False,
         dtype: Dtype = "auto",
         device: str = "auto",
         attention: Attention = "auto",
         token_budget: int | None = None,
     ) -> None:
-        self._load(plan(model, method, revision, max_length), dtype, device, attention, token_budget)
+        loaded = [load_subspace(one) if isinstance(one, str) else one for one in subspaces]
+        planned = plan(model, method, revision, max_length, loaded, subspace_strength, allow_subspace_mismatch)
+        self._load(planned, loaded, dtype, device, attention, token_budget)
 
     @classmethod
     def from_plan(
         cls,
         planned: Plan,
+        subspaces: Sequence[Subspace] = (),
         *,
         dtype: Dtype = "auto",
         device: str = "auto",
         attention: Attention = "auto",
         token_budget: int | None = None,
     ) -> "Encoder":
-        """Loads the weights for a plan that was made (and perhaps sent from another machine)."""
+        """Loads the weights for a plan that was made (and perhaps sent from another machine) with these subspaces."""
         encoder = cls.__new__(cls)
-        encoder._load(planned, dtype, device, attention, token_budget)
+        encoder._load(planned, subspaces, dtype, device, attention, token_budget)
         return encoder
 
-    def _load(self, planned: Plan, dtype: Dtype, device: str, attention: Attention, token_budget: int | None) -> None:
+    def _load(
+        self,
+        planned: Plan,
+        subspaces: Sequence[Subspace],
+        dtype: Dtype,
+        device: str,
+        attention: Attention,
+        token_budget: int | None,
+    ) -> None:
         self.device = choose_device(device)
         self.backbone = load_backbone(planned.source, choose_dtype(dtype, self.device.type), self.device, attention)
         self.method = planned.method
         self.tokenizer = planned.tokenizer
         self.width = planned.width
+        self.removals = [one for one in subspaces if not one.is_in_blocks]
+        self._bases = {
+            one.sha256: {block: _on_device(basis, self.device) for block, basis in one.bases.items()}
+            for one in subspaces
+            if one.is_in_blocks
+        }
+        self._read_width = planned.read_width
         self.token_budget = token_budget or DEFAULT_TOKEN_BUDGET[self.device.type]
         self._prefix_ids = [self._reusable_prefix(prompt) for prompt in self.method.prompts]
         self._prefixes: dict[int, Prefix] = {}
@@ -178,6 +117,7 @@ class Encoder:
 
         Raises:
             TextError: the first text that cannot be embedded (blank, invalid Unicode), by its position.
+            MethodError: a subspace that needs to know the texts' languages.
         """
         rows: list[list[TokenIds]] = []
         for position, row in enumerate(self.tokenizer.tokenize(texts)):
@@ -187,18 +127,31 @@ class Encoder:
             rows.append(row)  # type: ignore[arg-type]
         return self.encode_ids(rows)
 
-    def encode_ids(self, rows: Sequence[Sequence[TokenIds]]) -> np.ndarray:
+    def encode_ids(self, rows: Sequence[Sequence[TokenIds]], languages: Sequence[str] | None = None) -> np.ndarray:
         """Embeds tokenized texts: ``rows[i][p]`` is text i in prompt p, then in the auxiliary prompts.
+
+        Args:
+            languages: of the texts, for subspaces with a basis a language.
 
         Returns:
             float32 [N, D].
+
+        Raises:
+            MethodError: a subspace needs the languages, or does not know one of them.
         """
+        vectors_ND = self._read(rows)
+        for subspace in self.removals:
+            vectors_ND = subspace.apply(vectors_ND, languages)
+        return vectors_ND
+
+    def _read(self, rows: Sequence[Sequence[TokenIds]]) -> np.ndarray:
+        """Returns what the method reads, averaged over its prompts."""
         prompts = len(self.method.prompts)
         auxiliary = [
             self._contrast_vectors([row[prompts + place] for row in rows], one)
             for place, one in enumerate(one for one in self.method.steering if isinstance(one, ContrastivePrompting))
         ]
-        vectors = np.zeros((len(rows), self.width), dtype=np.float32)
+        vectors = np.zeros((len(rows), self._read_width), dtype=np.float32)
         for prompt in range(prompts):
             for prefix, chosen, column in self._by_prefix([row[prompt] for row in rows], prompt):
                 for batch in token_budget_batches([len(row.ids) for row in column], self.token_budget):
@@ -249,7 +202,8 @@ class Encoder:
         ids_BN, extents = _right_padded(batch, self.device)
         pooled: dict[int, torch.Tensor] = {}
         # Steering goes on first, so that a tensor that is both changed and read is read as changed.
-        with steered(self.backbone, self.method.steering, extents, auxiliary), self._reading(extents, pooled):
+        steering = steered(self.backbone, self.method.steering, extents, auxiliary, self._bases)
+        with steering, self._reading(extents, pooled):
             if prefix is None:
                 self.backbone.model(input_ids=ids_BN, use_cache=False)
             else:
@@ -281,6 +235,13 @@ class Encoder:
                 stack.enter_context(last_token_attention(modules, kind, extents.length, pooled.__setitem__))
             stack.enter_context(reading(self._sites, take))
             yield
+
+
+def _on_device(basis_Dq: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Returns a basis as a tensor; on a CPU the array itself, which may be shared memory that no one may write to."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(basis_Dq).to(device)
 
 
 def _right_padded(batch: Sequence[TokenIds], device: torch.device) -> tuple[torch.Tensor, Extents]:

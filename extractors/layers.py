@@ -30,6 +30,14 @@ PAPER_LAYERS: dict[BackboneShape, tuple[tuple[int, ...], str]] = {
 }
 
 
+# The first block that PRSR steers (arXiv 2610.23807), 0-based; its base is not stated.
+PAPER_START_LAYERS: dict[BackboneShape, int] = {
+    BackboneShape("llama", 32, 4096, 11008): 17,  # Llama-2-7B
+    BackboneShape("mistral", 32, 4096, 14336): 14,  # Mistral-7B
+    BackboneShape("qwen3", 36, 4096, 12288): 33,  # Qwen3-8B
+}
+
+
 def check_layers(layers: str | tuple[int, ...]) -> None:
     """Refuses what no model can resolve.
 

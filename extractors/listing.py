@@ -3,9 +3,9 @@
 from typing import Any
 
 from extractors.backbone import find_model, skeleton
-from extractors.encoder import vector_width
 from extractors.errors import MethodError
 from extractors.methods import METHODS
+from extractors.plan import vector_width
 
 
 def list_methods(model: str | None = None, revision: str | None = None) -> list[dict[str, Any]]:

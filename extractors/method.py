@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 from extractors.errors import MethodError
 from extractors.layers import BackboneShape, check_layers, resolve_layers
 from extractors.prompts import PLACEHOLDER, is_twofold, template_of, with_placeholder
-from extractors.steering import Steering, TokenPrepending, parse_steering
+from extractors.steering import Steering, SubspaceRemoval, TokenPrepending, parse_steering
 
-Read = Literal["hidden", "value", "query", "key", "head-output", "attention-output", "activation"]
+Read = Literal["hidden", "block-output", "value", "query", "key", "head-output", "attention-output", "activation"]
 Pooling = Literal["mean", "mean-text", "weighted-mean", "last", "second-copy", "mean-and-last"]
 Combine = Literal["mean", "concat"]
 # What becomes of the query heads' outputs where several of them share one key/value head: kept apart; averaged over
@@ -38,6 +38,11 @@ class ResolvedMethod:
     def auxiliary_prompts(self) -> tuple[str, ...]:
         """What each text is put into besides, for what steering needs of it."""
         return tuple(prompt for one in self.steering for prompt in one.auxiliary_prompts)
+
+    def without_subspaces(self) -> "ResolvedMethod":
+        """Returns the method with no subspace removed in the blocks."""
+        kept = tuple(one for one in self.steering if not isinstance(one, SubspaceRemoval))
+        return dataclasses.replace(self, steering=kept)
 
     def identity(self) -> dict[str, Any]:
         """Returns the method as plain JSON values."""
@@ -105,7 +110,10 @@ class Method(BaseModel):
     def _steering_of_a_known_kind(cls, steering: Any) -> Any:
         if not isinstance(steering, list | tuple):
             raise ValueError("needs a list of mappings, each with kind")
-        return tuple(parse_steering(one) if isinstance(one, dict) else one for one in steering)
+        parsed = tuple(parse_steering(one) if isinstance(one, dict) else one for one in steering)
+        if any(isinstance(one, SubspaceRemoval) for one in parsed):
+            raise ValueError("a subspace is given as a file, with --subspace, and not in a method")
+        return parsed
 
     @field_validator("layers")
     @classmethod

@@ -23,6 +23,7 @@ _ORDER = (
     "head-output",
     "attention-output",
     "activation",
+    "block-output",
     "hidden",
 )
 Self = TypeVar("Self", bound="_Kind")
@@ -150,9 +151,28 @@ class KeyValueSlot(_Kind):
     bias: float = 0.0
 
 
-Steering = ContrastivePrompting | TokenPrepending | KeyValueSlot
+class SubspaceRemoval(_Kind):
+    """PRSR (arXiv 2610.23807): h <- h - c (h B) B^T on a block's output, with the bases of a fitted subspace.
+
+    Attributes:
+        layers: the blocks with a basis, up to the last one read.
+        position: the last token, or every token of the text's second copy.
+        strength: c; 1 removes, negative values amplify.
+        sha256: of the subspace.
+    """
+
+    kind: Literal["subspace-removal"] = "subspace-removal"
+    stage: ClassVar[str] = "block-output"
+
+    position: Literal["last", "second-copy"] = "last"
+    strength: float = 1.0
+    sha256: str
+
+
+Steering = ContrastivePrompting | TokenPrepending | KeyValueSlot | SubspaceRemoval
 _KINDS: dict[str, type[Steering]] = {
-    kind.model_fields["kind"].default: kind for kind in (ContrastivePrompting, TokenPrepending, KeyValueSlot)
+    kind.model_fields["kind"].default: kind
+    for kind in (ContrastivePrompting, TokenPrepending, KeyValueSlot, SubspaceRemoval)
 }
 
 

@@ -20,6 +20,7 @@ OK, FAILED, WRONG_USE, TOO_MANY_QUARANTINED = 0, 1, 2, 4
 
 COMMANDS = {
     "methods": "lists every method: prompt, what is read, layers, pooling, width, paper",
+    "fit": "parallel corpus -> language subspace, to be removed by encode --subspace",
     "encode": "Parquet shards -> Parquet vectors",
     "index": "vectors -> FAISS index",
     "search": "queries -> hits, with the encoder recorded in the index",
@@ -140,7 +141,7 @@ def _parser(command: str, model: type[BaseModel]) -> argparse.ArgumentParser:
         if field.annotation is bool:
             parser.add_argument(f"--{_kebab(name)}", action="store_const", const=True, help=text)
         elif str(field.annotation).startswith("list"):
-            parser.add_argument(f"--{_kebab(name)}", action="append", metavar="X", help=text)
+            parser.add_argument(f"--{_kebab(name)}", action="extend", nargs="+", metavar="X", help=text)
         else:
             parser.add_argument(f"--{_kebab(name)}", metavar="X", help=text)
     parser.add_argument("--config", metavar="FILE", help="YAML file with the same options in snake_case")

@@ -39,7 +39,10 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
     folder.publish(IDS, to_bytes(ids, compression="zstd"))
     run = vectors.run or {}
     about = {
-        **{key: run.get(key) for key in ("fingerprint", "identity", "model", "revision")},
+        **{
+            key: run.get(key)
+            for key in ("fingerprint", "identity", "model", "revision", "subspace", "subspace_strength")
+        },
         "metric": config.metric,
         "factory": FACTORY,
         "dim": built.native.d,

@@ -12,6 +12,15 @@ Positive = Annotated[int, Field(gt=0)]
 Texts = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
 
+def _split(given: str | list[str]) -> list[str]:
+    parts = [given] if isinstance(given, str) else given
+    return [name.strip() for part in parts for name in part.split(",")]
+
+
+# By comma, or a list.
+Names = Annotated[list[str], BeforeValidator(_split)]
+
+
 class _Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -22,6 +31,11 @@ class ModelConfig(_Config):
     model: str = Field(description="hub id (org/name), local folder, or .gguf file")
     revision: str | None = Field(None, description="branch, tag or commit of a hub id (default: main)")
     method: str = Field("va", description="a name from `isogloss methods`, or a YAML file that composes one")
+    subspace: Texts = Field([], description="file written by fit, to remove a language's trace; repeatable, in order")
+    subspace_strength: float = Field(1.0, description="of removal in the blocks: 1 removes, negative values amplify")
+    allow_subspace_mismatch: bool = Field(
+        False, description="use a subspace that was fitted for another model, prompt or method, if its sizes fit"
+    )
     max_length: Positive | None = Field(
         None, description="longest input in tokens, template included (default: 512, or the model's limit if less)"
     )
@@ -82,6 +96,36 @@ class EvaluateConfig(ModelConfig):
 
     task: Texts = Field(min_length=1, description="task YAML file; repeatable")
     output: str = Field(description="folder for <task>.json and items/<task>.parquet")
+
+
+class FitConfig(ModelConfig):
+    """Fits a language subspace from a parallel corpus."""
+
+    input: Texts = Field(
+        min_length=1,
+        description="parallel Parquet: long (group, lang, text) or wide (a column a language); repeatable",
+    )
+    output: str = Field(description="safetensors file for the subspace, local or URL")
+    languages: Names = Field([], description="languages of the corpus to fit on, by comma (default: all of a long one)")
+    groups: Positive | None = Field(None, description="most groups of translations, the first ones (default: all)")
+    rank: Positive | None = Field(None, description="directions removed (default: languages - 1; 1 for lir)")
+    start_layer: int | None = Field(
+        None, ge=0, description="first block steered, 0-based (default: the paper's for its backbones)"
+    )
+    construction: Literal["prsr", "random", "language-mean", "shuffled-pair", "lir", "lsar"] = Field(
+        "prsr", description="how directions are found; lir and lsar are baselines on finished vectors"
+    )
+    place: Literal["blocks", "embedding"] | None = Field(
+        None, description="removed in the blocks, or from the finished vector (default: blocks; lir, lsar: embedding)"
+    )
+    removal: Literal["hard", "hard-uncentred", "soft"] = Field(
+        "hard",
+        description="on finished vectors: project out (after subtracting the mean, or not), or whiten what differs",
+    )
+    shrinkage: float = Field(0.3, ge=0, le=1, description="of soft removal, from full whitening (0) to none (1)")
+    states: str | None = Field(None, description="folder for what the model gives (default: OUTPUT.states)")
+    keep_states: bool = Field(False, description="keep that folder: other fits from it need no model run")
+    plan: bool = Field(False, description="print what would be done and stop")
 
 
 class MethodsConfig(_Config):

@@ -4,6 +4,7 @@ find_shards -> cut_units -> (tokenize_one on CPUs) -> (EncodeUnit actors: encode
 """
 
 import dataclasses
+import os
 import pickle
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,9 @@ import torch
 import transformers
 
 from extractors.backbone import choose_dtype
-from extractors.encoder import plan
+from extractors.method import ResolvedMethod
+from extractors.plan import plan
+from extractors.subspace import Subspace
 from pipeline import cluster
 from pipeline.config import EncodeConfig
 from pipeline.errors import RunError, UsageError
@@ -23,8 +26,9 @@ from pipeline.job import EncodeJob
 from pipeline.progress import Progress
 from pipeline.report import make_report
 from pipeline.source import UNKNOWN, Layout, Shard, Unit, choose_layout, cut_units, find_shards
-from pipeline.store import REPORT, VectorStore, differences
-from pipeline.workers import EncodeUnit, tokenize_one
+from pipeline.store import REPORT, VECTOR, VectorStore, differences
+from pipeline.subspaces import read_subspace
+from pipeline.workers import EncodeUnit, language_column, tokenize_one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Work:
     todo: list[Unit]
     done: int
     how: dict[str, Any]
+    subspaces: list[Subspace]
     describes_anew: bool
 
 
@@ -56,8 +61,14 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
     return run(work, config.num_actors)
 
 
-def prepare(config: EncodeConfig) -> Work:
+def prepare(
+    config: EncodeConfig, method: ResolvedMethod | None = None, vector_columns: tuple[str, ...] = (VECTOR,)
+) -> Work:
     """Checks inputs, model and output and works out what is left to do; changes nothing.
+
+    Args:
+        method: in place of the config's.
+        vector_columns: the columns that a vector is stored in, each an equal part of it.
 
     Raises:
         UsageError, ExtractorError: wrong use.
@@ -65,13 +76,28 @@ def prepare(config: EncodeConfig) -> Work:
     store = VectorStore(config.output)
     shards = find_shards(config.input, store.url)
     layout = choose_layout(shards, config.text_column, config.id_column, config.keep)
-    planned = plan(config.model, config.method, config.revision, config.max_length)
+    subspaces = [read_subspace(path) for path in config.subspace]
+    planned = plan(
+        config.model,
+        method or config.method,
+        config.revision,
+        config.max_length,
+        subspaces,
+        config.subspace_strength,
+        config.allow_subspace_mismatch,
+    )
+    if any(one.language_bases for one in subspaces) and language_column(config.keep) is None:
+        raise UsageError(
+            "a subspace with a basis for each language needs the rows' languages: --keep lang, or --keep language"
+        )
     device = cluster.device_type(config.device, config.num_actors)
     identity = make_identity(planned, choose_dtype(config.dtype, device), config.vector_dtype)
     how: dict[str, Any] = {
         "model": planned.source.given,
         "revision": planned.source.revision,
         "layout": _layout_record(layout, config.unit_rows),
+        "subspace": [os.path.abspath(path) if "://" not in path else path for path in config.subspace],
+        "subspace_strength": config.subspace_strength,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
     run_there = store.run() if store.check_identity(identity) else None
@@ -88,9 +114,12 @@ def prepare(config: EncodeConfig) -> Work:
         attention=config.attention,
         threads=None,
         token_budget=config.token_budget,
+        vector_columns=vector_columns,
     )
     todo = [unit for unit in units if unit.name not in done]
-    return Work(job, store, shards, todo, len(done), how, run_there is None or run_there["layout"] != how["layout"])
+    return Work(
+        job, store, shards, todo, len(done), how, subspaces, run_there is None or run_there["layout"] != how["layout"]
+    )
 
 
 def _layout_record(layout: Layout, unit_rows: int) -> dict[str, Any]:
@@ -169,7 +198,8 @@ def _withdraw_outdated(work: Work) -> None:
 def _run_units(work: Work, num_actors: int) -> None:
     cluster.connect()
     given = cluster.resources(work.job.device, num_actors)
-    job = dataclasses.replace(work.job, threads=given.threads)
+    shared = ray.put(work.subspaces) if work.subspaces else None
+    job = dataclasses.replace(work.job, threads=given.threads, subspaces=shared)
     progress = Progress(len(work.todo), sum(unit.rows or 1 for unit in work.todo))
     items = [{"unit": pickle.dumps(unit)} for unit in work.todo]
     finished = (

@@ -3,10 +3,12 @@
 import dataclasses
 from typing import Any
 
+import ray
+
 from extractors.backbone import Attention
-from extractors.encoder import Plan
+from extractors.plan import Plan
 from pipeline.source import Layout
-from pipeline.store import fingerprint
+from pipeline.store import VECTOR, fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +19,8 @@ class EncodeJob:
         identity: what shapes the vectors, as run.json holds it.
         threads: CPU threads of an encoder; None for all cores.
         token_budget: tokens a batch; None for the device's default.
+        vector_columns: the columns that a vector is stored in, each an equal part of it.
+        subspaces: the plan's, in Ray's object store, where all actors of a node share them.
     """
 
     plan: Plan
@@ -27,6 +31,8 @@ class EncodeJob:
     attention: Attention
     threads: int | None
     token_budget: int | None
+    vector_columns: tuple[str, ...] = (VECTOR,)
+    subspaces: ray.ObjectRef | None = None
 
     @property
     def fingerprint(self) -> str:

@@ -6,9 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from extractors.encoder import Encoder, plan
+from extractors.encoder import Encoder
 from extractors.errors import TextError
 from extractors.method import ResolvedMethod
+from extractors.plan import plan
 from index.ann import VectorIndex
 from index.errors import VectorError
 from pipeline.build_index import ABOUT, IDS, INDEX
@@ -19,6 +20,7 @@ from pipeline.parquet import from_bytes, to_bytes
 from pipeline.queries import Queries, read_queries
 from pipeline.storage import Folder
 from pipeline.store import differences
+from pipeline.subspaces import read_subspace
 from pipeline.workers import LANGUAGE_COLUMNS
 
 
@@ -58,11 +60,16 @@ class Searcher:
             raise UsageError(
                 "this index was made of vectors without an encoder on record; give queries with a vector column"
             )
+        subspaces = [read_subspace(path) for path in self.about.get("subspace", [])]
         planned = plan(
             self.about["model"],
-            ResolvedMethod.from_identity(identity["method"]),
+            ResolvedMethod.from_identity(identity["method"]).without_subspaces(),
             self.about["revision"],
             identity["max_length"],
+            subspaces,
+            self.about.get("subspace_strength", 1.0),
+            # Whatever they were fitted for: the vectors were made with them.
+            allow_mismatch=True,
         )
         now = make_identity(planned, identity["dtype"], identity["vector_dtype"])
         if now != identity:
@@ -70,7 +77,7 @@ class Searcher:
                 f"model {self.about['model']} is not what the index was made with: {differences(identity, now)}; bring "
                 "the old files back, or encode and index again"
             )
-        return Encoder.from_plan(planned, dtype=identity["dtype"], device=self.device)
+        return Encoder.from_plan(planned, subspaces, dtype=identity["dtype"], device=self.device)
 
     def rows_of_language(self, language: str | None) -> np.ndarray | None:
         """Returns the index rows of one language; None for no restriction.

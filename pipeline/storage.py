@@ -98,6 +98,18 @@ class Folder:
         if self.fs.exists(self.at(name)):
             self.fs.rm_file(self.at(name))
 
+    def delete(self) -> None:
+        """Deletes the folder and all that is in it."""
+        self.fs.invalidate_cache()
+        if self.fs.exists(self.path):
+            self.fs.rm(self.path, recursive=True)
+
+
+def split_url(path: str) -> tuple[str, str]:
+    """Returns the folder and the name of a file's path or URL."""
+    folder, _, name = path.rpartition("/")
+    return folder or ("/" if path.startswith("/") else "."), name
+
 
 def open_path(path: str) -> tuple[Any, str]:
     """Returns the file system and the path within it; local paths become absolute.

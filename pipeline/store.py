@@ -16,6 +16,7 @@ from pipeline.storage import Folder
 
 FORMAT_VERSION = 1
 
+VECTOR = "vector"
 RUN = "run.json"
 REPORT = "report.json"
 _VECTORS, _QUARANTINE, _COMMITS = "vectors", "quarantine", "commits"
@@ -32,14 +33,20 @@ QUARANTINE_SCHEMA = pa.schema(
 )
 
 
-def vector_schema(id_type: pa.DataType, kept: list[pa.Field], width: int, vector_dtype: str) -> pa.Schema:
-    """Returns the schema of vectors/*.parquet."""
+def vector_schema(
+    id_type: pa.DataType, kept: list[pa.Field], widths: Mapping[str, int], vector_dtype: str
+) -> pa.Schema:
+    """Returns the schema of vectors/*.parquet.
+
+    Args:
+        widths: of the vector columns, by name.
+    """
     element = {"float32": pa.float32(), "float16": pa.float16()}[vector_dtype]
     return pa.schema(
         [
             pa.field("id", id_type, nullable=pa.types.is_null(id_type)),
             *kept,
-            pa.field("vector", pa.list_(element, width), nullable=False),
+            *(pa.field(name, pa.list_(element, width), nullable=False) for name, width in widths.items()),
             pa.field("n_tokens", pa.int32(), nullable=False),
             pa.field("truncated", pa.bool_(), nullable=False),
         ]
@@ -192,8 +199,8 @@ def _parsed(content: bytes) -> dict[str, Any] | None:
 
 def _parquet(table: pa.Table) -> bytes:
     # Vectors do not compress. Parquet names the leaf of a list column by its path.
-    plain = {"vector", "vector.list.element"}
-    names = ["vector.list.element" if name == "vector" else name for name in table.column_names]
+    plain = {f"{field.name}.list.element" for field in table.schema if pa.types.is_fixed_size_list(field.type)}
+    names = [leaf if (leaf := f"{name}.list.element") in plain else name for name in table.column_names]
     return to_bytes(
         table,
         compression={name: "none" if name in plain else "zstd" for name in names},

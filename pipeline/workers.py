@@ -9,10 +9,12 @@ import hashlib
 import os
 import pickle
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import ray
 import torch
 
 from extractors.encoder import Encoder
@@ -23,6 +25,8 @@ from pipeline.source import Unit
 from pipeline.store import VectorStore, vector_schema
 
 LANGUAGE_COLUMNS = ("lang", "language")
+# The code and the detail of what keeps a row out.
+Fault = tuple[str, str]
 
 
 def tokenize_one(batch: dict[str, Any], job: EncodeJob) -> dict[str, Any]:
@@ -45,6 +49,7 @@ class EncodeUnit:
             raise RunError(f"model {source.given} is {here} on this node, and {there} where the run was started")
         self.encoder = Encoder.from_plan(
             job.plan,
+            ray.get(job.subspaces) if job.subspaces else (),
             dtype=job.identity["dtype"],
             device=job.device,
             attention=job.attention,
@@ -65,24 +70,44 @@ class EncodeUnit:
 
     def _vectors(self, tokenized: TokenizedUnit) -> pa.Table:
         job = self.job
-        computed_ND = self.encoder.encode_ids(tokenized.tokens)
+        languages, faults = self._languages(tokenized)
+        computed_ND = np.full((len(tokenized.tokens), self.encoder.width), np.nan, dtype=np.float32)
+        known = [i for i, fault in enumerate(faults) if fault is None]
+        computed_ND[known] = self.encoder.encode_ids(
+            [tokenized.tokens[i] for i in known], languages and [languages[i] for i in known]
+        )
         with np.errstate(over="ignore"):
             vectors_ND = computed_ND.astype(job.identity["vector_dtype"])
-        faults = _vector_faults(computed_ND, vectors_ND, job.identity["dtype"])
+        for i, fault in enumerate(_vector_faults(computed_ND, vectors_ND, job.identity["dtype"])):
+            faults[i] = faults[i] or fault
         usable = [i for i, fault in enumerate(faults) if not _keep_out(fault, i, tokenized)]
-        schema = vector_schema(
-            job.layout.id_type, list(job.layout.kept), self.encoder.width, job.identity["vector_dtype"]
-        )
+        parts = np.split(vectors_ND[usable], len(job.vector_columns), axis=1)
+        widths = {name: part.shape[1] for name, part in zip(job.vector_columns, parts, strict=True)}
+        schema = vector_schema(job.layout.id_type, list(job.layout.kept), widths, job.identity["vector_dtype"])
         carried = tokenized.carried.take(pa.array(usable, pa.int64()))
         return pa.Table.from_arrays(
             [
                 *carried.columns,
-                pa.FixedSizeListArray.from_arrays(pa.array(vectors_ND[usable].ravel()), self.encoder.width),
+                *(pa.FixedSizeListArray.from_arrays(pa.array(part.ravel()), part.shape[1]) for part in parts),
                 pa.array([sum(len(row.ids) for row in tokenized.tokens[i]) for i in usable], pa.int32()),
                 pa.array([any(row.truncated for row in tokenized.tokens[i]) for i in usable], pa.bool_()),
             ],
             schema=schema,
         )
+
+    def _languages(self, tokenized: TokenizedUnit) -> tuple[list[str] | None, list[Fault | None]]:
+        """Returns the rows' languages, where a subspace has a basis for each, and what is wrong with them."""
+        faults: list[Fault | None] = [None] * len(tokenized.tokens)
+        fitted = [set(one.language_bases) for one in self.encoder.removals if one.language_bases]
+        if not fitted:
+            return None, faults
+        name = language_column(tokenized.carried.column_names)
+        assert name is not None
+        languages = [str(value) for value in tokenized.carried.column(name).to_pylist()]
+        for i, language in enumerate(languages):
+            if any(language not in bases for bases in fitted):
+                faults[i] = ("language-not-fitted", f"the subspace has no basis for language {language!r}")
+        return languages, faults
 
     def _commit(self, unit: Unit, tokenized: TokenizedUnit, table: pa.Table, seconds: float) -> dict[str, Any]:
         rejected: Quarantine = tokenized.quarantine
@@ -105,12 +130,12 @@ class EncodeUnit:
         }
 
 
-def _vector_faults(computed_ND: np.ndarray, stored_ND: np.ndarray, dtype: str) -> list[tuple[str, str] | None]:
+def _vector_faults(computed_ND: np.ndarray, stored_ND: np.ndarray, dtype: str) -> list[Fault | None]:
     """Returns for each row the code and the detail of what is wrong with its vector, or None."""
     zero = ("zero-vector", "the vector is zero in every component")
     in_model = ("non-finite", f"the model gave NaN or infinite values in {dtype}; try --dtype float32")
     in_file = ("non-finite", f"values too large for {stored_ND.dtype}; give --vector-dtype float32")
-    kinds: list[tuple[str, str] | None] = [None] * len(stored_ND)
+    kinds: list[Fault | None] = [None] * len(stored_ND)
     for fault, rows in (
         (zero, ~stored_ND.any(axis=1)),
         (in_file, ~np.isfinite(stored_ND).all(axis=1)),
@@ -121,15 +146,20 @@ def _vector_faults(computed_ND: np.ndarray, stored_ND: np.ndarray, dtype: str) -
     return kinds
 
 
-def _keep_out(fault: tuple[str, str] | None, i: int, tokenized: TokenizedUnit) -> bool:
+def _keep_out(fault: Fault | None, i: int, tokenized: TokenizedUnit) -> bool:
     if fault is not None:
         identifier = tokenized.carried.column("id")[i].as_py()
         tokenized.quarantine.add(tokenized.positions[i], identifier, *fault)
     return fault is not None
 
 
+def language_column(names: Sequence[str]) -> str | None:
+    """Returns the column that holds the rows' language, if there is one."""
+    return next((name for name in LANGUAGE_COLUMNS if name in names), None)
+
+
 def _by_language(table: pa.Table) -> dict[str, dict[str, int]]:
-    column = next((name for name in LANGUAGE_COLUMNS if name in table.column_names), None)
+    column = language_column(table.column_names)
     if column is None:
         return {}
     counts: dict[str, dict[str, int]] = {}
@@ -146,10 +176,16 @@ def content_hash(table: pa.Table) -> str:
 
     It is the sum of the rows' SHA-256 modulo 2^256, so the hashes of units add up to the hash of the run.
     """
-    column = table.column("vector").combine_chunks()
-    values = column.flatten().to_numpy(zero_copy_only=False).reshape(table.num_rows, column.type.list_size)
+    columns = [table.column(field.name) for field in table.schema if pa.types.is_fixed_size_list(field.type)]
+    values = np.concatenate([_rows(column) for column in columns], axis=1)
     total = 0
     for identifier, vector in zip(table.column("id").to_pylist(), values, strict=True):
         row = f"{type(identifier).__name__}:{identifier}\n".encode() + vector.tobytes()
         total += int.from_bytes(hashlib.sha256(row).digest(), "big")
     return f"{total % 2**256:064x}"
+
+
+def _rows(column: pa.ChunkedArray) -> np.ndarray:
+    """Returns a vector column as [N, D]."""
+    whole = column.combine_chunks()
+    return whole.flatten().to_numpy(zero_copy_only=False).reshape(len(whole), whole.type.list_size)

@@ -10,10 +10,10 @@ from transformers import BloomConfig, Gemma3TextConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from extractors import Encoder, Method, MethodError, ModelError, TextError
-from extractors.encoder import plan
 from extractors.hooks import reading
 from extractors.listing import list_methods
 from extractors.method import Pooling, Read
+from extractors.plan import plan
 from extractors.pooling import Extents, pool
 from tests.conftest import CONFIGS, SENTENCES, byte_level, llama, save_model
 from tests.reference import assert_same_vectors, plain_vectors

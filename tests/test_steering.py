@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from extractors import Encoder, Method, MethodError, TextError
-from extractors.encoder import _right_padded, plan
+from extractors.encoder import _right_padded
 from extractors.inputs import _MARK
 from extractors.listing import list_methods
 from extractors.method import ResolvedMethod
 from extractors.methods import METHODS, load_method
+from extractors.plan import plan
 from extractors.prompts import PROMPTS
 from extractors.steer import steered
 from extractors.steer_contrast import contrast

@@ -27,7 +27,7 @@ def vectors(ids: list[Any], seed: int = 0, dtype: str = "float32") -> pa.Table:
         pa.array([2] * len(ids), pa.int32()),
         pa.array([False] * len(ids)),
     ]
-    return pa.Table.from_arrays(columns, schema=vector_schema(kind, [], 3, dtype))
+    return pa.Table.from_arrays(columns, schema=vector_schema(kind, [], {"vector": 3}, dtype))
 
 
 def commit(unit: str, table: pa.Table, **changes: Any) -> dict[str, Any]:

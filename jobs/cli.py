@@ -25,6 +25,7 @@ COMMANDS = {
     "index": "vectors -> FAISS index",
     "search": "queries -> hits, with the encoder recorded in the index",
     "evaluate": "scores a method on tasks",
+    "sweep": "scores over layers, start layers, ranks, groups or languages, with the curve and the best as a recipe",
     "demo": "the whole chain on real text, small enough for a laptop",
 }
 

@@ -128,6 +128,22 @@ class FitConfig(ModelConfig):
     plan: bool = Field(False, description="print what would be done and stop")
 
 
+class SweepConfig(FitConfig):
+    """Scores over layers, start layers, ranks, group counts or language counts."""
+
+    over: Literal["layer", "start-layer", "rank", "groups", "languages"] = Field(
+        description="layer: blocks the method reads, one at a time; the others: of a subspace that is fitted"
+    )
+    values: Names = Field(
+        [], description="by comma (default: all layers; all blocks to start at; powers of two up to the whole)"
+    )
+    task: Texts = Field(
+        min_length=1, description="task YAML file to score each value on, a development set; repeatable"
+    )
+    input: Texts = Field([], description="parallel Parquet to fit on (not for --over layer); repeatable")
+    output: str = Field(description="folder for sweep.json, sweep.png, recipe.yaml and the subspaces")
+
+
 class MethodsConfig(_Config):
     """Lists the methods."""
 

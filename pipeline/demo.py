@@ -1,7 +1,6 @@
 """The whole chain on real text with a real LLM: encode, index, search across languages, bitext scores, a picture."""
 
 import importlib.util
-import io
 import json
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from pipeline.config import DemoConfig, EncodeConfig, IndexConfig
 from pipeline.demo_corpus import ENGLISH, LANGUAGES, parallel_messages, write_corpus
 from pipeline.encode import encode
 from pipeline.errors import UsageError
+from pipeline.figures import bars
 from pipeline.search import Searcher
 from pipeline.storage import Folder
 from pipeline.store import VectorStore
@@ -42,7 +42,11 @@ def demo(config: DemoConfig) -> tuple[dict[str, Any], str]:
     _say(f"index over {_SEARCHED}")
     build_index(IndexConfig(vectors=f"{folder.url}/vectors/{_SEARCHED}", output=f"{folder.url}/index"))
     searches = _search_across_languages(messages, folder)
-    folder.publish("bitext.png", _plot(accuracies, len(messages)))
+    title = (
+        f"SmolLM2-135M, frozen, on {len(messages)} messages of Django's catalogs (chance {100 / len(messages):.1f} %)"
+    )
+    percent = {method: [100 * scores[name] for name in LANGUAGES] for method, scores in accuracies.items()}
+    folder.publish("bitext.png", bars(LANGUAGES, percent, "bitext accuracy, X to English (%)", title))
     results = {"messages": len(messages), "bitext_accuracy": accuracies, "searches": searches}
     folder.publish("results.json", json.dumps(results, indent=1, ensure_ascii=False).encode())
     text = "\n".join([_searches_as_text(searches), _table(accuracies, len(messages)), f"everything is in {folder.url}"])
@@ -111,28 +115,6 @@ def _table(accuracies: Accuracies, count: int) -> str:
         values = [100 * scores[language] for language in LANGUAGES]
         lines.append(f"{method:<22}" + "".join(f"{value:8.1f}" for value in [*values, float(np.mean(values))]))
     return "\n".join(lines) + "\n"
-
-
-def _plot(accuracies: Accuracies, count: int) -> bytes:
-    # Imported here since only the demo needs it, and it is an extra.
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
-    width = 0.8 / len(accuracies)
-    for place, (method, scores) in enumerate(accuracies.items()):
-        positions = np.arange(len(LANGUAGES)) + (place - (len(accuracies) - 1) / 2) * width
-        axes.bar(positions, [100 * scores[language] for language in LANGUAGES], width, label=method)
-    axes.set_xticks(range(len(LANGUAGES)), LANGUAGES)
-    axes.set_ylabel("bitext accuracy, X to English (%)")
-    axes.set_title(f"SmolLM2-135M, frozen, on {count} messages of Django's catalogs (chance {100 / count:.1f} %)")
-    figure.legend(loc="outside lower center", ncols=len(accuracies))
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    pyplot.close(figure)
-    return buffer.getvalue()
 
 
 def _say(what: str) -> None:

@@ -1,5 +1,6 @@
 """Evaluate: tasks -> result files. The texts of a task are encoded by the same pipeline as a corpus."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from pipeline.config import EncodeConfig, EvaluateConfig, ModelConfig
 from pipeline.encode import encode
 from pipeline.errors import RunError, UsageError
 from pipeline.examples import Examples, dataset_fingerprint, read_examples
+from pipeline.geometry import geometry_page, score_geometry
 from pipeline.label_scores import score_classification, score_clustering
 from pipeline.parquet import to_bytes
 from pipeline.scored import Scored, Vectors
@@ -21,6 +23,8 @@ from pipeline.store import VectorStore
 from pipeline.tasks import Task, TaskType, load_task
 from pipeline.vectors import matrix
 
+_TEXTS = "encoded/texts"
+
 SCORERS: dict[TaskType, Callable[[Examples, Vectors], Scored]] = {
     "bitext": score_bitext,
     "sts": score_sts,
@@ -28,6 +32,7 @@ SCORERS: dict[TaskType, Callable[[Examples, Vectors], Scored]] = {
     "clustering": score_clustering,
     "pair-classification": score_pair_classification,
     "reranking": score_reranking,
+    "geometry": score_geometry,
 }
 
 
@@ -41,22 +46,32 @@ def evaluate(config: EvaluateConfig) -> list[dict[str, Any]]:
     names = [task.name for task, _ in loaded]
     if len(set(names)) < len(names):
         raise UsageError(f"two tasks have the same name, under which results are written: {', '.join(names)}")
-    tasks = [(task, read_examples(task, data)) for task, data in loaded]
-    return [_score_task(task, parts, config) for task, parts in tasks]
+    parts = {task.name: read_examples(task, data) for task, data in loaded}
+    encoded = _encode_texts(parts, config, Folder(config.output))
+    return [_score_task(task, parts[task.name], encoded, config) for task, _ in loaded]
 
 
-def _score_task(task: Task, parts: list[Examples], config: EvaluateConfig) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """Vectors by task and text, how many texts of each were quarantined by reason, and the run's run.json."""
+
+    vectors: dict[str, dict[str, np.ndarray]]
+    faults: dict[str, dict[str, int]]
+    run: dict[str, Any]
+
+
+def _score_task(task: Task, parts: list[Examples], encoded: Encoded, config: EvaluateConfig) -> dict[str, Any]:
     folder = Folder(config.output)
-    vectors, run, faults = _encode_texts(task.name, parts, config, folder)
+    vectors, faults = encoded.vectors[task.name], encoded.faults[task.name]
     subsets, items = {}, []
     left_out: dict[str, int] = {}
     for part in parts:
-        encoded = part.encoded(vectors)
-        for reason, count in encoded.left_out.items():
+        whole = part.encoded(vectors)
+        for reason, count in whole.left_out.items():
             left_out[reason] = left_out.get(reason, 0) + count
-        if not encoded.rows:
+        if not whole.rows:
             continue
-        scored = SCORERS[task.type](encoded, vectors)
+        scored = SCORERS[task.type](whole, vectors)
         subsets[part.subset] = {**scored.scores, "n_items": scored.n_items}
         items.append(scored.items.add_column(0, "subset", pa.array([part.subset] * scored.items.num_rows)))
     if not subsets:
@@ -70,13 +85,29 @@ def _score_task(task: Task, parts: list[Examples], config: EvaluateConfig) -> di
         "n_left_out": left_out,
         "faults": faults,
         "dataset_fingerprint": dataset_fingerprint(parts),
-        "fingerprint": run["fingerprint"],
-        "identity": run["identity"],
+        "fingerprint": encoded.run["fingerprint"],
+        "identity": encoded.run["identity"],
         "items": f"items/{task.name}.parquet",
     }
     folder.publish(result["items"], to_bytes(pa.concat_tables(items)))
+    if task.type == "geometry":
+        for part in parts:
+            _publish_geometry(task, part, vectors, config, folder)
     folder.publish(f"{task.name}.json", json.dumps(result, indent=1, ensure_ascii=False).encode())
     return result
+
+
+def _publish_geometry(task: Task, part: Examples, vectors: Vectors, config: EvaluateConfig, folder: Folder) -> None:
+    """Writes the page; with a subspace, it also shows the embeddings before the removal."""
+    stages = {"after" if config.subspace else config.method: vectors}
+    if config.subspace:
+        plain = config.model_copy(update={"subspace": []})
+        before = _encode_texts({task.name: [part]}, plain, Folder(f"{folder.url}/before"))
+        stages = {"before": before.vectors[task.name], **stages}
+    shown = part.encoded(set.intersection(*(set(stage) for stage in stages.values())))
+    scored = {name: (stage, score_geometry(shown, stage).scores) for name, stage in stages.items()}
+    name = task.name if part.subset == "default" else f"{task.name}-{part.subset}"
+    folder.publish(f"{name}.html", geometry_page(f"{name}: {config.method}", shown, scored))
 
 
 def _averages(subsets: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -85,25 +116,27 @@ def _averages(subsets: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {"main_score": mean.pop("main_score"), "metrics": mean}
 
 
-def _encode_texts(
-    name: str, parts: list[Examples], config: EvaluateConfig, folder: Folder
-) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, int]]:
-    """Encodes each distinct text of a task once.
-
-    Returns:
-        The vectors by text, run.json, and how many texts were quarantined by reason.
-    """
-    texts = sorted({text for part in parts for text in part.all_texts()})
-    table = pa.table({"id": pa.array(range(len(texts)), pa.int64()), "text": pa.array(texts)})
-    folder.publish_if_changed(f"encoded/{name}/texts.parquet", to_bytes(table))
+def _encode_texts(parts: dict[str, list[Examples]], config: EvaluateConfig, folder: Folder) -> Encoded:
+    """Encodes each distinct text of each task once, in one run with those of tasks that were scored here before."""
+    texts = {name: sorted({text for part in examples for text in part.all_texts()}) for name, examples in parts.items()}
+    for name, own in texts.items():
+        table = pa.table({"id": [f"{name}#{i}" for i in range(len(own))], "text": pa.array(own)})
+        folder.publish_if_changed(f"{_TEXTS}/{name}.parquet", to_bytes(table))
     options = {key: getattr(config, key) for key in ModelConfig.model_fields}
-    output = f"{folder.url}/encoded/{name}/vectors"
-    report = encode(EncodeConfig(**options, input=[f"{folder.url}/encoded/{name}/texts.parquet"], output=output))
+    output = f"{folder.url}/encoded/vectors"
+    encode(EncodeConfig(**options, input=[f"{folder.url}/{_TEXTS}"], output=output))
     store = VectorStore(output)
-    vectors = {}
+    vectors: dict[str, dict[str, np.ndarray]] = {name: {} for name in parts}
     for _, table in store.iter_vectors(["id", "vector"]):
         for identifier, vector in zip(table.column("id").to_pylist(), matrix(table.column("vector")), strict=True):
-            vectors[texts[identifier]] = vector
+            name, _, number = identifier.rpartition("#")
+            if name in vectors:
+                vectors[name][texts[name][int(number)]] = vector
+    faults: dict[str, dict[str, int]] = {name: {} for name in parts}
+    for commit in store.commits().values():
+        name = commit["source"].rpartition("/")[2].removesuffix(".parquet")
+        for reason, count in commit["reasons"].items() if name in faults else ():
+            faults[name][reason] = faults[name].get(reason, 0) + count
     run = store.run()
     assert run is not None
-    return vectors, run, report["reasons"]
+    return Encoded(vectors, faults, run)

@@ -199,6 +199,10 @@ def _check_labels(examples: Examples, task: Task) -> None:
         raise UsageError(f"{where}: labels must be 0 (different) and 1 (same), both present; found {found}")
     if task.type == "clustering" and len(set(examples.columns["label"])) < 2:
         raise UsageError(f"{where}: needs two different labels")
+    if task.type == "geometry":
+        groups, languages = examples.columns["group"], examples.columns["lang"]
+        if len(set(languages)) < 2 or len(set(groups)) == len(groups) or len(set(groups)) < 2:
+            raise UsageError(f"{where}: needs two groups or more with texts in two languages or more")
     if task.type == "classification":
         splits = examples.columns["split"]
         trained = {label for label, split in zip(examples.columns["label"], splits, strict=True) if split == TRAIN}

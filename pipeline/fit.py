@@ -55,13 +55,16 @@ class FitWork:
         return 4 * width * len(self.corpus.groups) * len(self.corpus.languages)
 
 
-def prepare_fit(config: FitConfig) -> FitWork:
+def prepare_fit(config: FitConfig, corpus: ParallelCorpus | None = None) -> FitWork:
     """Reads the corpus and checks that method, place and construction go together; changes nothing.
+
+    Args:
+        corpus: in place of the config's.
 
     Raises:
         UsageError, ExtractorError: wrong use.
     """
-    corpus = read_parallel(config.input, config.languages, config.groups)
+    corpus = corpus or read_parallel(config.input, config.languages, config.groups)
     subspaces = [read_subspace(path) for path in config.subspace]
     strength, allow = config.subspace_strength, config.allow_subspace_mismatch
     planned = plan(config.model, config.method, config.revision, config.max_length, subspaces, strength, allow)
@@ -125,14 +128,17 @@ def _block_states(method: ResolvedMethod, start: int, blocks: int) -> ResolvedMe
     )
 
 
-def fit(config: FitConfig) -> dict[str, Any]:
+def fit(config: FitConfig, corpus: ParallelCorpus | None = None) -> dict[str, Any]:
     """Fits a subspace, writes it, and returns what it is.
+
+    Args:
+        corpus: in place of the config's.
 
     Raises:
         UsageError, ExtractorError: wrong use, or a corpus in which nothing differs.
         RunError: a worker failed; states that were committed stay.
     """
-    work = prepare_fit(config)
+    work = prepare_fit(config, corpus)
     report = run(_states_work(work), config.num_actors)
     cluster.connect()
     how = Fit(

@@ -32,6 +32,11 @@ class ParallelCorpus:
     groups: dict[str, list[str]]
     left_out: dict[str, int]
 
+    def first(self, groups: int | None = None, languages: int | None = None) -> "ParallelCorpus":
+        """Returns the first groups, and of each the first languages."""
+        kept = {name: self.groups[name][:languages] for name in list(self.groups)[:groups]}
+        return ParallelCorpus(self.languages[:languages], kept, self.left_out)
+
     def table(self) -> pa.Table:
         """Returns id (group number x K + language number), group, lang and text, group by group."""
         count = len(self.languages)

@@ -11,7 +11,7 @@ from extractors.errors import nearest
 from extractors.validated import parse
 from pipeline.errors import UsageError
 
-TaskType = Literal["bitext", "sts", "classification", "clustering", "pair-classification", "reranking"]
+TaskType = Literal["bitext", "sts", "classification", "clustering", "pair-classification", "reranking", "geometry"]
 SUBSET = "subset"
 
 
@@ -36,6 +36,7 @@ COLUMNS: dict[TaskType, TaskColumns] = {
     "clustering": TaskColumns(texts=("text",), values=("label",)),
     "pair-classification": TaskColumns(texts=("sentence1", "sentence2"), values=("label",)),
     "reranking": TaskColumns(texts=("query",), lists=("positive", "negative")),
+    "geometry": TaskColumns(texts=("text",), values=("group", "lang")),
 }
 
 

@@ -1,0 +1,127 @@
+"""Sweep: the score of a development set over one parameter, with the curve and the best setting as a recipe."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from extractors.methods import load_method
+from extractors.plan import plan
+from extractors.subspace import Subspace
+from pipeline.config import EvaluateConfig, FitConfig, ModelConfig, SweepConfig
+from pipeline.errors import UsageError
+from pipeline.evaluate import evaluate
+from pipeline.figures import curve
+from pipeline.fit import fit
+from pipeline.parallel import read_parallel
+from pipeline.storage import Folder
+from pipeline.subspaces import read_subspace
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One value, and what is different with it: options of evaluate, which are also the recipe."""
+
+    value: str
+    options: dict[str, Any]
+
+
+def sweep(config: SweepConfig) -> dict[str, Any]:
+    """Scores every value, writes sweep.json, sweep.png and recipe.yaml, and returns the result.
+
+    The best value has the highest main score, averaged over the tasks.
+
+    Raises:
+        UsageError, ExtractorError: wrong use.
+    """
+    folder = Folder(config.output)
+    settings = _layers(config, folder) if config.over == "layer" else _subspaces(config, folder)
+    common = {name: getattr(config, name) for name in ModelConfig.model_fields}
+    points = []
+    for setting in settings:
+        options = {**common, **setting.options}
+        output = f"{folder.url}/results/{config.over}-{setting.value}"
+        results = evaluate(EvaluateConfig(**options, task=config.task, output=output))
+        scores = {result["task"]: result["main_score"] for result in results}
+        points.append({"value": setting.value, "mean": sum(scores.values()) / len(scores), "scores": scores})
+    best = max(points, key=lambda point: point["mean"])
+    chosen = next(setting for setting in settings if setting.value == best["value"])
+    recipe = {"model": config.model, "method": config.method, **chosen.options}
+    result = {"over": config.over, "points": points, "best": best["value"], "recipe": recipe}
+    lines = {name: [point["scores"][name] for point in points] for name in best["scores"]}
+    title = f"{config.method}: best {config.over} {best['value']}"
+    folder.publish("sweep.png", curve([point["value"] for point in points], lines, config.over, title))
+    folder.publish("recipe.yaml", yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode())
+    folder.publish("sweep.json", json.dumps(result, indent=1, ensure_ascii=False).encode())
+    return result
+
+
+def _layers(config: SweepConfig, folder: Folder) -> list[Setting]:
+    """The method with each block alone as what is read, as a method file each."""
+    method = load_method(config.method)
+    blocks = plan(config.model, method, config.revision).shape.blocks
+    settings = []
+    for layer in _numbers(config, range(blocks)):
+        fields = method.model_copy(update={"layers": (layer,), "name": f"{method.name}-{layer}"})
+        name = f"methods/{fields.name}.yaml"
+        content = fields.model_dump(mode="json", exclude_defaults=True)
+        folder.publish_if_changed(name, yaml.safe_dump(content, allow_unicode=True).encode())
+        settings.append(Setting(str(layer), {"method": folder.at(name)}))
+    return settings
+
+
+def _subspaces(config: SweepConfig, folder: Folder) -> list[Setting]:
+    """A subspace a value, all from states that are read once."""
+    if not config.input:
+        raise UsageError(f"--over {config.over} fits subspaces: give a parallel corpus with --input")
+    found = _start_layers(config, folder) if config.over == "start-layer" else reversed(list(_refits(config, folder)))
+    return list(found)
+
+
+def _fit_options(config: SweepConfig, folder: Folder, name: str, **changes: Any) -> FitConfig:
+    options = {field: getattr(config, field) for field in FitConfig.model_fields}
+    states = config.states or f"{folder.url}/states"
+    paths = {"output": f"{folder.url}/subspaces/{name}.safetensors", "states": states, "keep_states": True}
+    return FitConfig.model_validate({**options, **paths, **changes})
+
+
+def _start_layers(config: SweepConfig, folder: Folder) -> Iterator[Setting]:
+    """A block's basis does not depend on where steering starts: fitted once, from the earliest start on."""
+    blocks = plan(config.model, config.method, config.revision).shape.blocks
+    starts = _numbers(config, range(config.start_layer or 0, blocks))
+    whole = _fit_options(config, folder, "whole", start_layer=min(starts))
+    fit(whole)
+    fitted = read_subspace(whole.output)
+    for start in starts:
+        tensors = {name: tensor for name, tensor in fitted.tensors.items() if int(name.split(".")[1]) >= start}
+        subspace = Subspace({**fitted.about, "start_layer": start}, tensors)
+        name = f"subspaces/start-layer-{start}.safetensors"
+        folder.publish(name, subspace.to_bytes())
+        yield Setting(str(start), {"subspace": [f"{folder.url}/{name}"]})
+
+
+def _refits(config: SweepConfig, folder: Folder) -> Iterator[Setting]:
+    corpus = read_parallel(config.input, config.languages, config.groups)
+    whole = {"rank": len(corpus.languages) - 1, "groups": len(corpus.groups), "languages": len(corpus.languages)}
+    least = 2 if config.over == "languages" else 1
+    # The largest first: it reads the states of all the others.
+    for number in sorted(_numbers(config, _doubling(least, whole[config.over])), reverse=True):
+        part = corpus if config.over == "rank" else corpus.first(**{config.over: number})
+        changes = {"rank": number} if config.over == "rank" else {}
+        options = _fit_options(config, folder, f"{config.over}-{number}", **changes)
+        fit(options, part)
+        yield Setting(str(number), {"subspace": [options.output]})
+
+
+def _doubling(least: int, whole: int) -> list[int]:
+    powers = (2**i for i in range(whole.bit_length()))
+    return sorted({*(power for power in powers if least <= power < whole), whole})
+
+
+def _numbers(config: SweepConfig, default: Any) -> list[int]:
+    try:
+        return sorted({int(value) for value in config.values}) or list(default)
+    except ValueError:
+        raise UsageError(f"--values {', '.join(config.values)}: --over {config.over} takes whole numbers") from None

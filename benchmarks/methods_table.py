@@ -1,10 +1,8 @@
 """All methods on three small tasks, as the table docs/methods.md:
 
-    python benchmarks/methods_table.py --data DATA --work WORK
+    python -m benchmarks.methods_table --data DATA --work WORK
 
-DATA holds Parquet copies of NTREX-128 (parallel/ntrex128_part*.parquet: a column a language), Banking77
-(classification/banking77.parquet: text, label, split) and SIB-200 (parallel/sib200_test_dev.parquet: text, label,
-lang, split). What WORK already holds is not computed again, so a run that was stopped goes on.
+For DATA see benchmarks/tasks.py. What WORK already holds is not computed again, so a run that was stopped goes on.
 """
 
 import argparse
@@ -13,11 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-import yaml
-
+from benchmarks.tasks import TEST_ROWS, TRAIN_ROWS, banking77, bitext, ntrex, sib200
 from extractors.listing import list_methods
 from extractors.methods import METHODS
 from pipeline.config import EvaluateConfig
@@ -26,8 +20,6 @@ from pipeline.evaluate import evaluate
 
 LANGUAGES = ("fra", "deu", "ita", "por", "spa")
 SENTENCES = 200
-
-TRAIN_ROWS, TEST_ROWS = 1000, 500
 TASKS = ("ntrex", "banking77", "sib200")
 DOCUMENT = Path(__file__).parent.parent / "docs" / "methods.md"
 
@@ -41,45 +33,16 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="METHOD")
     options = parser.parse_args()
     model = options.model or find_demo_model()
-    files = write_tasks(options.data, options.work)
+    sentences = ntrex(options.data, ("eng", *LANGUAGES), 0, SENTENCES)
+    files = [
+        bitext(options.work, "ntrex", sentences, LANGUAGES),
+        banking77(options.data, options.work),
+        sib200(options.data, options.work),
+    ]
     results = {name: measured(name, model, files, options.work) for name in options.methods}
     if set(results) == set(METHODS):
         DOCUMENT.parent.mkdir(exist_ok=True)
         DOCUMENT.write_text(document(results, list_methods(model)), encoding="utf-8")
-
-
-def write_tasks(data: Path, work: Path) -> list[str]:
-    """Cuts the tasks' rows out of the data and returns the task files."""
-    parts = [pq.read_table(path) for path in sorted(data.glob("parallel/ntrex128_part*.parquet"))]
-    columns = {name: part.column(name) for part in parts for name in part.column_names if name in ("eng", *LANGUAGES)}
-    banking = pq.read_table(data / "classification" / "banking77.parquet")
-    chosen = [spread(of_split(banking, split), rows) for split, rows in (("train", TRAIN_ROWS), ("test", TEST_ROWS))]
-    topics = pq.read_table(data / "parallel" / "sib200_test_dev.parquet")
-    english = of_split(topics.filter(pc.equal(topics.column("lang"), "eng_Latn")), "test")
-    fields: dict[str, tuple[pa.Table, dict[str, Any]]] = {
-        "ntrex": (
-            pa.table(columns).slice(0, SENTENCES),
-            {"type": "bitext", "pairs": [[language, "eng"] for language in LANGUAGES]},
-        ),
-        "banking77": (pa.concat_tables(chosen), {"type": "classification"}),
-        "sib200": (english, {"type": "clustering"}),
-    }
-    work.mkdir(parents=True, exist_ok=True)
-    for name, (table, options) in fields.items():
-        pq.write_table(table, work / f"{name}.parquet")
-        task = {"name": name, "data": f"{name}.parquet", **options}
-        (work / f"{name}.yaml").write_text(yaml.safe_dump(task), encoding="utf-8")
-    return [str(work / f"{name}.yaml") for name in TASKS]
-
-
-def of_split(table: pa.Table, split: str) -> pa.Table:
-    """Returns the rows of one split."""
-    return table.filter(pc.equal(table.column("split"), split))
-
-
-def spread(table: pa.Table, rows: int) -> pa.Table:
-    """Returns ``rows`` rows at equal distances: the files are sorted by label."""
-    return table.take([i * table.num_rows // rows for i in range(rows)])
 
 
 def measured(name: str, model: str, files: list[str], work: Path) -> dict[str, dict[str, Any]]:
@@ -97,7 +60,7 @@ def document(results: dict[str, dict[str, dict[str, Any]]], methods: list[dict[s
     lines = [
         "# All methods, measured",
         "",
-        "`python benchmarks/methods_table.py --data DATA --work WORK` writes this page.",
+        "`python -m benchmarks.methods_table --data DATA --work WORK` writes this page.",
         "",
         f"Model: {identity['model']} ({identity['revision']}), {identity['dtype']}. All figures in percent.",
         "",

@@ -1,0 +1,250 @@
+"""Language removal in all its forms, as the table docs/language-removal.md:
+
+    python -m benchmarks.language_removal --data DATA --work WORK
+
+For DATA see benchmarks/tasks.py. Fitted on NTREX-128 rows 1000-1399 in 15 languages, chosen on rows 600-799, reported
+on rows 0-199. What WORK already holds is not computed again, so a run that was stopped goes on.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import yaml
+
+from benchmarks.tasks import TEST_ROWS, TRAIN_ROWS, banking77, bitext, ntrex, sib200, tatoeba
+from extractors.subspace import Subspace, load_subspace
+from pipeline.config import EvaluateConfig, FitConfig, SweepConfig
+from pipeline.demo import find_demo_model
+from pipeline.evaluate import SCORERS, evaluate
+from pipeline.examples import read_examples
+from pipeline.fit import fit
+from pipeline.store import VectorStore
+from pipeline.sweep import sweep
+from pipeline.tasks import load_task
+from pipeline.vectors import matrix
+
+FITTED = ("fra", "deu", "spa", "ita", "rus")
+NEW = ("cat", "dan", "ces", "ind", "swa", "vie")
+LANGUAGES = (
+    *("eng", "fra", "deu", "spa", "ita", "por", "nld", "pol"),
+    *("rus", "tur", "arb", "zho-CN", "ron", "swe", "ell"),
+)
+TATOEBA = ("fra", "deu", "cat", "nob")
+IN_BLOCKS = ("prsr", "random", "language-mean", "shuffled-pair")
+METHODS = ("prompteol", "aligned-wva-futureeol", "futureeol", "va", "va-concat")
+# The values of five blocks side by side instead of their mean.
+VA_CONCAT = {"read": "value", "layers": "20-24", "pooling": "mean", "combine": "concat"}
+# Steered in the blocks too; the others from their finished vectors only.
+STEERED = METHODS[:2]
+STARTS = (16, 20, 24, 26, 27, 28, 29)
+SHRINKAGES = (0.1, 0.3, 0.6)
+TASKS = ("fitted", "new", "tatoeba", "banking77", "sib200")
+DOCUMENT = Path(__file__).parent.parent / "docs" / "language-removal.md"
+
+Scores = dict[str, dict[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the table: scores by task; of bitext tasks accuracy into English and out of it."""
+
+    method: str
+    removal: str
+    scores: Scores
+
+
+def main() -> None:
+    """Parses options, runs what is missing and writes the document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--model", default=None, help="default: the demo's SmolLM2-135M-Instruct")
+    parser.add_argument("--dtype", default="bfloat16", help="default: bfloat16")
+    parser.add_argument("--groups", type=int, default=400, help="default: 400")
+    options = parser.parse_args()
+    study = Study(options.work, options.model or find_demo_model(), options.dtype, options.groups)
+    study.write_tasks(options.data)
+    rows = [row for method in METHODS for row in study.rows(method)]
+    DOCUMENT.write_text(document(rows, study), encoding="utf-8")
+
+
+class Study:
+    """The runs, each with a folder of its own in ``work``."""
+
+    def __init__(self, work: Path, model: str, dtype: str, groups: int) -> None:
+        self.work, self.groups = work, groups
+        self.options: dict[str, Any] = {"model": model, "dtype": dtype}
+        self.starts: dict[str, dict[str, Any]] = {}
+
+    def write_tasks(self, data: Path) -> None:
+        """Cuts the corpus to fit on and the tasks out of the data."""
+        self.work.mkdir(parents=True, exist_ok=True)
+        pq.write_table(ntrex(data, LANGUAGES, 1000, 1000 + self.groups), self.work / "fit.parquet")
+        (self.work / "va-concat.yaml").write_text(yaml.safe_dump(VA_CONCAT), encoding="utf-8")
+        bitext(self.work, "dev", ntrex(data, ("eng", *FITTED), 600, 800), FITTED)
+        bitext(self.work, "fitted", ntrex(data, ("eng", *FITTED), 0, 200), FITTED)
+        bitext(self.work, "new", ntrex(data, ("eng", *NEW), 0, 200), NEW)
+        tatoeba(data, self.work, TATOEBA, 200)
+        banking77(data, self.work)
+        sib200(data, self.work)
+
+    def argument(self, method: str) -> str:
+        """Returns what --method takes for a method of the table."""
+        return str(self.work / f"{method}.yaml") if method == "va-concat" else method
+
+    def task_files(self, *names: str) -> list[str]:
+        """Returns the task files of these names."""
+        return [str(self.work / f"{name}.yaml") for name in names]
+
+    def rows(self, method: str) -> Iterator[Row]:
+        """Yields the baseline, then removal in the blocks, then removal from the finished vectors."""
+        yield Row(method, "none", self.evaluated(method, "none", ("dev", *TASKS)))
+        if method in STEERED:
+            start = self.best_start(method)
+            for construction in IN_BLOCKS:
+                path = self.fitted(method, construction, start_layer=start, construction=construction)
+                name = f"{construction} in blocks ≥ {start}"
+                yield Row(method, name, self.evaluated(method, construction, TASKS, subspace=[path]))
+        for name, changes in EMBEDDING.items():
+            subspace = load_subspace(self.fitted(method, name, place="embedding", **changes))
+            yield Row(method, name, self.applied(method, subspace))
+        chosen = self.best_shrinkage(method)
+        yield Row(method, f"soft {chosen} (chosen)", self.applied(method, self.soft(method, chosen)))
+
+    def evaluated(self, method: str, name: str, tasks: Sequence[str], **changes: Any) -> Scores:
+        """Scores a method on tasks, or finds that it was done."""
+        output = self.work / "results" / method / name
+        print(f"— {method}, {name}", file=sys.stderr, flush=True)
+        if not all((output / f"{task}.json").exists() for task in tasks):
+            config = {**self.options, **changes, "method": self.argument(method), "output": str(output)}
+            evaluate(EvaluateConfig.model_validate({**config, "task": self.task_files(*tasks)}))
+        found = {task: json.loads((output / f"{task}.json").read_text(encoding="utf-8")) for task in tasks}
+        return {task: {"main_score": result["main_score"], **result["metrics"]} for task, result in found.items()}
+
+    def fitted(self, method: str, name: str, **changes: Any) -> str:
+        """Fits a subspace, or finds that it was done; returns its file."""
+        place = changes.get("place", "blocks")
+        output = self.work / "subspaces" / method / f"{name}.safetensors"
+        if not output.exists():
+            states = {"states": str(self.work / "states" / f"{method}-{place}"), "keep_states": True}
+            config = {**self.options, **states, **changes, "method": self.argument(method), "output": str(output)}
+            corpus = {"input": str(self.work / "fit.parquet"), "languages": list(LANGUAGES)}
+            fit(FitConfig.model_validate({**config, **corpus}))
+        return str(output)
+
+    def best_start(self, method: str) -> int:
+        """Returns the start layer that scores best on the development rows."""
+        output = self.work / "sweeps" / method
+        if not (output / "sweep.json").exists():
+            config = {
+                **self.options,
+                "method": self.argument(method),
+                "over": "start-layer",
+                "values": list(map(str, STARTS)),
+            }
+            corpus = {"input": str(self.work / "fit.parquet"), "languages": list(LANGUAGES)}
+            states = {"states": str(self.work / "states" / f"{method}-blocks"), "output": str(output)}
+            sweep(SweepConfig.model_validate({**config, **corpus, **states, "task": self.task_files("dev")}))
+        self.starts[method] = json.loads((output / "sweep.json").read_text(encoding="utf-8"))
+        return int(self.starts[method]["best"])
+
+    def soft(self, method: str, shrinkage: float) -> Subspace:
+        """Returns soft removal of a strength."""
+        changes = {"place": "embedding", "removal": "soft", "shrinkage": shrinkage}
+        return load_subspace(self.fitted(method, f"soft {shrinkage}", **changes))
+
+    def best_shrinkage(self, method: str) -> float:
+        """Returns the shrinkage that scores best on the development rows."""
+        return max(SHRINKAGES, key=lambda s: _both(self.applied(method, self.soft(method, s), ("dev",))["dev"]))
+
+    def applied(self, method: str, subspace: Subspace, tasks: Sequence[str] = TASKS) -> Scores:
+        """Scores the vectors of the baseline with a subspace removed; no text is encoded again."""
+        store = VectorStore(str(self.work / "results" / method / "none" / "encoded" / "vectors"))
+        by_id: dict[str, np.ndarray] = {}
+        for _, table in store.iter_vectors(["id", "vector"]):
+            by_id.update(zip(table.column("id").to_pylist(), matrix(table.column("vector")), strict=True))
+        return {task: self._applied_to(task, by_id, subspace) for task in tasks}
+
+    def _applied_to(self, name: str, by_id: dict[str, np.ndarray], subspace: Subspace) -> dict[str, float]:
+        task, data = load_task(*self.task_files(name))
+        parts = read_examples(task, data)
+        texts = sorted({text for part in parts for text in part.all_texts()})
+        plain = {text: by_id[f"{name}#{i}"] for i, text in enumerate(texts)}
+        scores = []
+        for part in parts:
+            sides = {"source": part.subset.removesuffix("-eng")} if task.type == "bitext" else {}
+            vectors = {}
+            for column in part.kind.texts:
+                own = list(dict.fromkeys(part.columns[column]))
+                languages = [sides.get(column, "eng")] * len(own)
+                if not subspace.language_bases or languages[0] in subspace.language_bases:
+                    changed = subspace.apply(np.stack([plain[text] for text in own]), languages)
+                else:
+                    # A language without a basis stays as it is.
+                    changed = np.stack([plain[text] for text in own])
+                vectors.update(zip(own, changed, strict=True))
+            scores.append(SCORERS[task.type](part, vectors).scores)
+        return {key: float(np.mean([score[key] for score in scores])) for key in scores[0]}
+
+
+EMBEDDING: dict[str, dict[str, Any]] = {
+    "hard": {"removal": "hard-uncentred"},
+    "centred hard": {"removal": "hard"},
+    **{f"soft {shrinkage}": {"removal": "soft", "shrinkage": shrinkage} for shrinkage in SHRINKAGES},
+    "lir": {"construction": "lir"},
+    "lsar": {"construction": "lsar"},
+    "random": {"construction": "random"},
+    "language-mean": {"construction": "language-mean"},
+    "shuffled-pair": {"construction": "shuffled-pair"},
+}
+
+
+def _both(scores: dict[str, float]) -> float:
+    return (scores["accuracy"] + scores["accuracy_reverse"]) / 2
+
+
+def document(rows: list[Row], study: Study) -> str:
+    """Returns the Markdown page."""
+    lines = [
+        "# Language removal, measured",
+        "",
+        "`python -m benchmarks.language_removal --data DATA --work WORK` writes this page.",
+        "",
+        f"Model: SmolLM2-135M-Instruct, {study.options['dtype']}. All figures in percent. Fitted on {study.groups} "
+        f"groups of NTREX-128 (rows from 1000 on) in {len(LANGUAGES)} languages ({', '.join(LANGUAGES)}); start layer and "
+        "shrinkage chosen on rows 600-799; reported on rows 0-199.",
+        "",
+        f"- **fitted**: accuracy for {', '.join(FITTED)} to English, back, and the mean of both; **new**: the same for "
+        f"{', '.join(NEW)}, which were not fitted; **Tatoeba**: the first 200 pairs of {', '.join(TATOEBA)}, mean of "
+        "both directions.",
+        f"- **Banking77**: {TRAIN_ROWS} / {TEST_ROWS} rows, logistic regression; **SIB-200**: V-measure of the English "
+        "test sentences.",
+        "- In the blocks: from the start layer on, on the last token. The rest: on the finished vector. LIR removes a "
+        "basis for each language and leaves languages without one as they are. `va-concat`: values of blocks 20-24 side "
+        "by side.",
+        "",
+        "| method | removed | X→eng | eng→X | fitted | new | Tatoeba | Banking77 | SIB-200 |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        fitted = row.scores["fitted"]
+        cells = [fitted["accuracy"], fitted["accuracy_reverse"], *(_both(row.scores[t]) for t in TASKS[:3])]
+        cells += [row.scores[task]["main_score"] for task in TASKS[3:]]
+        lines.append(f"| `{row.method}` | {row.removal} | {' | '.join(f'{100 * value:.1f}' for value in cells)} |")
+    lines += ["", "## Where steering in the blocks should start", "", "Accuracy X→eng on the development rows."]
+    lines += ["", f"| method | {' | '.join(f'≥ {start}' for start in STARTS)} |", "|---|" + "---|" * len(STARTS)]
+    for method, result in study.starts.items():
+        scores = [f"{100 * point['mean']:.1f}" for point in result["points"]]
+        lines.append(f"| `{method}` | {' | '.join(scores)} |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    main()

@@ -180,7 +180,7 @@ class Study:
         scores = []
         for part in parts:
             sides = {"source": part.subset.removesuffix("-eng")} if task.type == "bitext" else {}
-            vectors = {}
+            vectors: dict[str, np.ndarray] = {}
             for column in part.kind.texts:
                 own = list(dict.fromkeys(part.columns[column]))
                 languages = [sides.get(column, "eng")] * len(own)
@@ -218,8 +218,8 @@ def document(rows: list[Row], study: Study) -> str:
         "`python -m benchmarks.language_removal --data DATA --work WORK` writes this page.",
         "",
         f"Model: SmolLM2-135M-Instruct, {study.options['dtype']}. All figures in percent. Fitted on {study.groups} "
-        f"groups of NTREX-128 (rows from 1000 on) in {len(LANGUAGES)} languages ({', '.join(LANGUAGES)}); start layer and "
-        "shrinkage chosen on rows 600-799; reported on rows 0-199.",
+        f"groups of NTREX-128 (rows from 1000 on) in {len(LANGUAGES)} languages ({', '.join(LANGUAGES)}); start layer "
+        "and shrinkage chosen on rows 600-799; reported on rows 0-199.",
         "",
         f"- **fitted**: accuracy for {', '.join(FITTED)} to English, back, and the mean of both; **new**: the same for "
         f"{', '.join(NEW)}, which were not fitted; **Tatoeba**: the first 200 pairs of {', '.join(TATOEBA)}, mean of "
@@ -227,8 +227,8 @@ def document(rows: list[Row], study: Study) -> str:
         f"- **Banking77**: {TRAIN_ROWS} / {TEST_ROWS} rows, logistic regression; **SIB-200**: V-measure of the English "
         "test sentences.",
         "- In the blocks: from the start layer on, on the last token. The rest: on the finished vector. LIR removes a "
-        "basis for each language and leaves languages without one as they are. `va-concat`: values of blocks 20-24 side "
-        "by side.",
+        "basis for each language and leaves languages without one as they are. `va-concat`: values of blocks 20-24 "
+        "side by side.",
         "",
         "| method | removed | X→eng | eng→X | fitted | new | Tatoeba | Banking77 | SIB-200 |",
         "|---|---|---|---|---|---|---|---|---|",

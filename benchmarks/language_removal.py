@@ -43,7 +43,8 @@ METHODS = ("prompteol", "aligned-wva-futureeol", "futureeol", "va", "va-concat")
 VA_CONCAT = {"read": "value", "layers": "20-24", "pooling": "mean", "combine": "concat"}
 # Steered in the blocks too; the others from their finished vectors only.
 STEERED = METHODS[:2]
-STARTS = (16, 20, 24, 26, 27, 28, 29)
+# AlignedWVA reads attention outputs up to block 26: what is steered later, it does not see.
+STARTS = {"prompteol": (16, 20, 24, 26, 27, 28, 29), "aligned-wva-futureeol": (8, 12, 16, 18, 20, 22, 24)}
 SHRINKAGES = (0.1, 0.3, 0.6)
 TASKS = ("fitted", "new", "tatoeba", "banking77", "sib200")
 DOCUMENT = Path(__file__).parent.parent / "docs" / "language-removal.md"
@@ -239,10 +240,11 @@ def document(rows: list[Row], study: Study) -> str:
         cells += [row.scores[task]["main_score"] for task in TASKS[3:]]
         lines.append(f"| `{row.method}` | {row.removal} | {' | '.join(f'{100 * value:.1f}' for value in cells)} |")
     lines += ["", "## Where steering in the blocks should start", "", "Accuracy X→eng on the development rows."]
-    lines += ["", f"| method | {' | '.join(f'≥ {start}' for start in STARTS)} |", "|---|" + "---|" * len(STARTS)]
     for method, result in study.starts.items():
+        lines += ["", f"| `{method}` from block | {' | '.join(point['value'] for point in result['points'])} |"]
+        lines.append("|---|" + "---|" * len(result["points"]))
         scores = [f"{100 * point['mean']:.1f}" for point in result["points"]]
-        lines.append(f"| `{method}` | {' | '.join(scores)} |")
+        lines.append(f"| X→eng | {' | '.join(scores)} |")
     return "\n".join([*lines, ""])
 
 

@@ -89,8 +89,10 @@ def _fit_options(config: SweepConfig, folder: Folder, name: str, **changes: Any)
 
 def _start_layers(config: SweepConfig, folder: Folder) -> Iterator[Setting]:
     """A block's basis does not depend on where steering starts: fitted once, from the earliest start on."""
-    blocks = plan(config.model, config.method, config.revision).shape.blocks
-    starts = _numbers(config, range(config.start_layer or 0, blocks))
+    method = plan(config.model, config.method, config.revision).method
+    # What is steered after the last thing read changes nothing; hidden states are read after their block was steered.
+    end = method.layers[-1] + (method.read in ("hidden", "block-output"))
+    starts = _numbers(config, range(config.start_layer or 0, end))
     whole = _fit_options(config, folder, "whole", start_layer=min(starts))
     fit(whole)
     fitted = read_subspace(whole.output)

@@ -22,8 +22,11 @@ def _table(*rows: Method) -> dict[str, Method]:
     return {row.name: row for row in rows}
 
 
-_BASELINE = f"{VA}, baseline"
-_DEEP_HALF = "deep half where no set is known for the backbone"
+_BASELINE = f"{VA}, §2 (baseline)"
+_DEEP_HALF = "blocks are counted from 0; deep half where no set is known for the backbone"
+_QUOTED = "the text in quotes, as in PromptEOL; the paper prints its prompts without the opening one"
+# The prompt papers' SentEval code ends each sentence with a full stop; their MTEB runs do not say.
+_SENTENCES = "for the paper's SentEval figures set sentence_normalization"
 _TWO_READINGS = (
     "grouped queries: attention weights averaged over all heads, the paper's words; for the mean within each group set "
     f"heads to group-mean; {_DEEP_HALF}"
@@ -33,19 +36,24 @@ _WVA: dict[str, Any] = {
     "layers": "paper",
     "pooling": "last",
     "heads": "shared-weights",
-    "paper": VA,
+    "paper": f"{VA}, §6.1",
     "notes": _TWO_READINGS,
 }
 _ALIGNED: dict[str, Any] = {
     "read": "attention-output",
     "layers": "paper",
     "pooling": "last",
-    "paper": VA,
-    "notes": _DEEP_HALF,
+    "paper": f"{VA}, §6.2",
+    "notes": f"{_QUOTED}; {_DEEP_HALF}",
 }
 _LAST_TOKEN: dict[str, Any] = {"read": "hidden", "pooling": "last"}
-_AGGREGATED: dict[str, Any] = {"layers": "half", "pooling": "mean", "paper": f"{VA}, ablation"}
-_ZHANG = "Zhang et al. 2024, arXiv 2404.03921"
+_AGGREGATED: dict[str, Any] = {"layers": "half", "pooling": "mean", "paper": f"{VA}, Table 8"}
+_PENULTIMATE: dict[str, Any] = {
+    "layers": "penultimate",
+    "paper": "Zhang et al. 2024, arXiv 2404.03921",
+    "notes": _SENTENCES,
+    **_LAST_TOKEN,
+}
 _ECHO = "Springer et al. 2024, arXiv 2402.15449"
 
 # The 27th of 32 layers, in the prompt papers' words: block 26 of Llama-2-7B, and as deep elsewhere.
@@ -57,7 +65,7 @@ _CP: dict[str, Any] = {
     "paper": "Cheng et al. 2025, arXiv 2505.12831",
     **_LAST_TOKEN,
 }
-_CP_NOTES = f"{_PAPERS_DEPTH}; contrasted as deep as its block 4"
+_CP_NOTES = f"{_PAPERS_DEPTH}; contrasted as deep as its block 4; {_SENTENCES}"
 
 METHODS: dict[str, Method] = _table(
     Method(name="mean-last", read="hidden", layers="last", pooling="mean", paper=_BASELINE),
@@ -72,16 +80,16 @@ METHODS: dict[str, Method] = _table(
         pooling="weighted-mean",
         paper="SGPT, Muennighoff 2022, arXiv 2202.08904",
     ),
-    Method(name="va-full", read="value", layers="all", pooling="mean", paper=VA),
-    Method(name="va-half", read="value", layers="half", pooling="mean", paper=VA),
-    Method(name="va", read="value", layers="paper", pooling="mean", paper=VA, notes=_DEEP_HALF),
+    Method(name="va-full", read="value", layers="all", pooling="mean", paper=f"{VA}, §4.1"),
+    Method(name="va-half", read="value", layers="half", pooling="mean", paper=f"{VA}, §4.1"),
+    Method(name="va", read="value", layers="paper", pooling="mean", paper=f"{VA}, §4.1", notes=_DEEP_HALF),
     Method(
         name="va-prompteol",
         prompt="prompteol",
         read="value",
         layers="paper",
         pooling="mean",
-        paper=VA,
+        paper=f"{VA}, §6.1",
         notes=f"pools the template's tokens too; {_DEEP_HALF}",
     ),
     Method(name="wva-lt", **_WVA),
@@ -93,11 +101,16 @@ METHODS: dict[str, Method] = _table(
     Method(name="key", read="key", **_AGGREGATED),
     Method(name="activation", read="activation", **_AGGREGATED),
     Method(
-        name="prompteol", prompt="prompteol", layers="last", paper="Jiang et al. 2023, arXiv 2307.16645", **_LAST_TOKEN
+        name="prompteol",
+        prompt="prompteol",
+        layers="last",
+        paper="Jiang et al. 2023, arXiv 2307.16645, §3",
+        notes=_SENTENCES,
+        **_LAST_TOKEN,
     ),
-    Method(name="futureeol", prompt="futureeol", layers="last", paper=_BASELINE, **_LAST_TOKEN),
-    Method(name="pretended-cot", prompt="pretended-cot", layers="penultimate", paper=_ZHANG, **_LAST_TOKEN),
-    Method(name="knowledge", prompt="knowledge", layers="penultimate", paper=_ZHANG, **_LAST_TOKEN),
+    Method(name="futureeol", prompt="futureeol", layers="last", paper=f"{VA}, §6", notes=_QUOTED, **_LAST_TOKEN),
+    Method(name="pretended-cot", prompt="pretended-cot", **_PENULTIMATE),
+    Method(name="knowledge", prompt="knowledge", **_PENULTIMATE),
     Method(name="echo", prompt="echo", read="hidden", layers="last", pooling="second-copy", paper=_ECHO),
     Method(
         name="echo-last",
@@ -111,10 +124,15 @@ METHODS: dict[str, Method] = _table(
         prompt=METAEOL,
         layers="last",
         paper="Lei et al. 2024, arXiv 2402.18458",
-        notes="mean of the eight raw vectors",
+        notes=f"mean of the eight raw vectors; {_SENTENCES}",
         **_LAST_TOKEN,
     ),
-    Method(name="cp-ns", steering=(ContrastivePrompting(),), notes=f"{_CP_NOTES}; alpha 2, as the paper says", **_CP),
+    Method(
+        name="cp-ns",
+        steering=(ContrastivePrompting(),),
+        notes=f"{_CP_NOTES}; alpha 2 as the paper says, its code 0.5",
+        **_CP,
+    ),
     Method(
         name="cp-nr",
         steering=(ContrastivePrompting(scaling="norm-restored"),),
@@ -127,7 +145,8 @@ METHODS: dict[str, Method] = _table(
         layers=_PAPERS_27TH,
         steering=(TokenPrepending(),),
         paper="Fu et al. 2025, arXiv 2412.11556",
-        notes=f"{_PAPERS_DEPTH}; copied before blocks 1-6 of 32 as the paper's code does, its formula says 1-7",
+        notes=f"{_PAPERS_DEPTH}; copied before blocks 1-6 of 32 as the paper's code does, its formula says 1-7; "
+        f"{_SENTENCES}",
         **_LAST_TOKEN,
     ),
     Method(

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
 import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
@@ -267,6 +268,18 @@ def test_encode_index_and_search_with_a_subspace(
     build_index(IndexConfig(vectors=str(tmp_path / "out"), output=str(tmp_path / "index")))
     hits, _, _ = search(SearchConfig(index=str(tmp_path / "index"), query=[SENTENCES[3]], k=1))
     assert hits.to_pylist()[0]["id"] == 3 and hits.to_pylist()[0]["score"] == pytest.approx(1, abs=1e-5)
+
+
+def test_bases_are_shared_without_a_copy(ray_session: None, tiny: dict[str, str], shared: Path, tmp_path: Path) -> None:
+    fit(in_blocks(tiny, shared, tmp_path / "s.safetensors"))
+    reference = ray.put([load_subspace(str(tmp_path / "s.safetensors"))])
+    (one,), (other,) = ray.get(reference), ray.get(reference)
+    basis = one.bases[2]
+    # Shared memory, which nobody may write to, all the way into the tensor that steers.
+    assert not basis.flags.writeable and basis.ctypes.data == other.bases[2].ctypes.data
+    encoder = Encoder(tiny["llama"], "prompteol", subspaces=[one])
+    assert encoder._bases[one.sha256][2].data_ptr() == basis.ctypes.data
+    assert encoder.encode(["x"]).shape == (1, 64)
 
 
 def test_a_subspace_is_refused_elsewhere(ray_session: None, tiny: dict[str, str], shared: Path, tmp_path: Path) -> None:

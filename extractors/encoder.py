@@ -95,7 +95,7 @@ class Encoder:
         self._read_width = planned.read_width
         self.token_budget = token_budget or DEFAULT_TOKEN_BUDGET[self.device.type]
         self._prefix_ids = [self._reusable_prefix(prompt) for prompt in self.method.prompts]
-        self._prefixes: dict[int, Prefix] = {}
+        self._prefixes: dict[int, Prefix | None] = {}
         self._sites = {layer: self.backbone.site(self.method.read, layer) for layer in self.method.layers}
 
     def _reusable_prefix(self, prompt: str) -> np.ndarray | None:
@@ -103,7 +103,8 @@ class Encoder:
         method, backbone = self.method, self.backbone
         reads_all = method.pooling not in ("last", "mean-text", "second-copy")
         changes_all = any(isinstance(one, KeyValueSlot) for one in method.steering)
-        takes_masks = backbone.config._attn_implementation in ("sdpa", "eager")
+        config = backbone.config
+        takes_masks = config._attn_implementation in ("sdpa", "eager") and not hasattr(config, "attention_chunk_size")
         if reads_all or changes_all or method.heads == "shared-weights" or not takes_masks:
             return None
         ids = self.tokenizer.prefix(prompt)
@@ -169,11 +170,15 @@ class Encoder:
         """
         ids = self._prefix_ids[prompt]
         begins = np.array([ids is not None and row.begins_with(ids) for row in column], dtype=bool)
-        if ids is not None and begins.any():
-            if prompt not in self._prefixes:
-                self._prefixes[prompt] = run_prefix(self.backbone, torch.from_numpy(ids).to(self.device))
+        if ids is not None and begins.any() and prompt not in self._prefixes:
+            self._prefixes[prompt] = run_prefix(self.backbone, torch.from_numpy(ids).to(self.device))
+        prefix = self._prefixes.get(prompt)
+        if prefix is None:
+            yield None, np.arange(len(column)), column
+            return
+        if begins.any():
             places = np.flatnonzero(begins)
-            yield self._prefixes[prompt], places, [column[i].after(len(ids)) for i in places]
+            yield prefix, places, [column[i].after(prefix.length) for i in places]
         if not begins.all():
             places = np.flatnonzero(~begins)
             yield None, places, [column[i] for i in places]

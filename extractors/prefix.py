@@ -24,8 +24,11 @@ class Prefix:
 
 
 @torch.inference_mode()
-def run_prefix(backbone: Anatomy, ids: Tensor) -> Prefix:
-    """Runs the ids [P] alone and keeps all keys and values."""
+def run_prefix(backbone: Anatomy, ids: Tensor) -> Prefix | None:
+    """Runs the ids [P] alone and keeps all keys and values.
+
+    Returns None for a family whose attention does not pass transformers' attention interface, or not in every block.
+    """
     heads: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
     def keep(
@@ -36,7 +39,7 @@ def run_prefix(backbone: Anatomy, ids: Tensor) -> Prefix:
 
     with attention_calls(backbone.config._attn_implementation, keep):
         backbone.model(input_ids=ids[None], use_cache=False)
-    return Prefix(len(ids), heads)
+    return Prefix(len(ids), heads) if len(heads) == len(backbone.blocks) else None
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 
+from extractors.backbone import choose_dtype
 from extractors.layers import PAPER_START_LAYERS
 from extractors.method import ResolvedMethod
 from extractors.plan import Plan, plan, steered_position
@@ -17,11 +18,12 @@ from pipeline import cluster
 from pipeline.config import EncodeConfig, FitConfig, ModelConfig
 from pipeline.encode import Work, prepare, run
 from pipeline.errors import RunError, UsageError
+from pipeline.identity import make_identity
 from pipeline.moments import Fit, Fitted, fit_block, fit_embedding
 from pipeline.parallel import GROUP, LANG, ParallelCorpus, read_parallel
 from pipeline.parquet import from_bytes, to_bytes
 from pipeline.storage import Folder, split_url
-from pipeline.store import VECTOR
+from pipeline.store import VECTOR, VectorStore
 from pipeline.subspaces import read_subspace
 
 _UNIT_ROWS = 1024
@@ -193,7 +195,14 @@ def _about(work: FitWork, fitted: list[Fitted]) -> dict[str, Any]:
 
 
 def _states_work(work: FitWork) -> Work:
-    """Writes the texts, unless a corpus is there that holds them all, and prepares the run that reads the states."""
+    """Writes the texts, unless a corpus is there that holds them all, and prepares the run that reads the states.
+
+    Raises:
+        UsageError: the folder holds states of another model or method; nothing was changed.
+    """
+    states = VectorStore(f"{work.states.url}/vectors")
+    dtype = choose_dtype(work.config.dtype, cluster.device_type(work.config.device, work.config.num_actors))
+    states.check_identity(make_identity(_states_plan(work), dtype, "float32"))
     languages = _publish_texts(work)
     rows = languages * math.ceil(_UNIT_ROWS / languages)
     options = {key: getattr(work.config, key) for key in ModelConfig.model_fields}
@@ -206,6 +215,12 @@ def _states_work(work: FitWork) -> Work:
         max_quarantined=1,
     )
     return prepare(encode_config, work.states_method, work.columns)
+
+
+def _states_plan(work: FitWork) -> Plan:
+    if work.states_method is None:
+        return work.planned
+    return plan(work.config.model, work.states_method, work.config.revision, work.config.max_length)
 
 
 def _publish_texts(work: FitWork) -> int:

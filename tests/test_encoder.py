@@ -336,6 +336,18 @@ def test_running_a_prompts_beginning_once_changes_no_vector(
     assert_same_vectors(reused, encoder.encode([*SENTENCES, '", merges with the quote']))
 
 
+def test_a_family_with_an_attention_of_its_own_is_run_whole(tmp_path: Path) -> None:
+    config = BloomConfig(hidden_size=32, n_layer=2, n_head=2, vocab_size=512)
+    model = save_model(tmp_path, config, byte_level())
+    encoder = Encoder(model, "prompteol")
+    assert encoder._prefix_ids[0] is not None
+    for text, vector in zip(SOME, encoder.encode(SOME), strict=True):
+        ids = torch.tensor([byte_level()(EOL.replace("{text}", text))["input_ids"]])
+        with torch.no_grad():
+            expected = encoder.backbone.model(ids).last_hidden_state[0, -1]
+        assert_same_vectors(vector[None], expected[None].numpy())
+
+
 def test_a_prompts_beginning_is_run_whole_where_it_is_read_or_changed(tiny: dict[str, str]) -> None:
     for name in ("va-prompteol", "kv-embedding", "wva-prompteol", "lt"):
         assert Encoder(tiny["llama"], name)._prefix_ids == [None]

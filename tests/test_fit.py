@@ -70,7 +70,7 @@ def options(tiny: dict[str, str], wide: Path, output: Path, **more: Any) -> FitC
 
 def in_blocks(tiny: dict[str, str], shared: Path, output: Path, **more: Any) -> FitConfig:
     kept = {"states": str(shared / "blocks"), "keep_states": True}
-    return options(tiny, shared / "wide.parquet", output, **kept, **more)
+    return options(tiny, shared / "wide.parquet", output, **{**kept, **more})
 
 
 def on_embedding(tiny: dict[str, str], shared: Path, output: Path, **more: Any) -> FitConfig:
@@ -220,6 +220,17 @@ def test_constructions_come_from_states_that_are_kept(
     few = fit(in_blocks(tiny, shared, tmp_path / "f.safetensors", languages="eng,deu", groups=5))
     assert (few["groups"], few["rank"]) == (5, 1)
     assert {k: v for k, v in files().items() if k.is_file()} == {k: v for k, v in before.items() if k.is_file()}
+
+
+def test_states_of_another_run_are_left_as_they_are(
+    ray_session: None, tiny: dict[str, str], shared: Path, tmp_path: Path
+) -> None:
+    fit(in_blocks(tiny, shared, tmp_path / "s.safetensors"))
+    before = {path: path.read_bytes() for path in (shared / "blocks").rglob("*.parquet")}
+    for changes in ({"method": "futureeol"}, {"start_layer": 1}):
+        with pytest.raises(UsageError, match="belongs to another run"):
+            fit(in_blocks(tiny, shared, tmp_path / "o.safetensors", groups=3, **changes))
+    assert {path: path.read_bytes() for path in (shared / "blocks").rglob("*.parquet")} == before
 
 
 def test_lir_needs_the_rows_languages(ray_session: None, tiny: dict[str, str], shared: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ FORMAT_VERSION = 1
 VECTOR = "vector"
 RUN = "run.json"
 REPORT = "report.json"
-_VECTORS, _QUARANTINE, _COMMITS = "vectors", "quarantine", "commits"
+_VECTORS, _QUARANTINE, _COMMITS, _ATTEMPTS = "vectors", "quarantine", "commits", "attempts"
 
 QUARANTINE_SCHEMA = pa.schema(
     [
@@ -139,6 +139,19 @@ class VectorStore:
             digest = hashlib.sha256(content).hexdigest()
             files.append({"path": path, "rows": table.num_rows, "bytes": len(content), "sha256": digest})
         self.folder.publish(f"{_COMMITS}/{unit}.json", _json({**commit, "files": files}))
+
+    def attempt(self, unit: str) -> dict[str, Any] | None:
+        """Returns the note of an attempt at a unit that did not end; None when there is none, or a damaged one."""
+        name = f"{_ATTEMPTS}/{unit}.json"
+        return _parsed(self.folder.read(name)) if self.folder.exists(name) else None
+
+    def note_attempt(self, unit: str, note: Mapping[str, Any]) -> None:
+        """Writes the note of the attempt that is being made at a unit."""
+        self.folder.publish(f"{_ATTEMPTS}/{unit}.json", _json(note))
+
+    def end_attempt(self, unit: str) -> None:
+        """Removes the note."""
+        self.folder.remove(f"{_ATTEMPTS}/{unit}.json")
 
     def withdraw(self, unit: str) -> None:
         """Removes a unit's commit, then its files."""

@@ -19,6 +19,7 @@ import torch
 
 from extractors.encoder import Encoder
 from pipeline.errors import RunError
+from pipeline.isolate import encode_with_care
 from pipeline.job import EncodeJob
 from pipeline.rows import Quarantine, TokenizedUnit, tokenize_unit
 from pipeline.source import Unit
@@ -62,20 +63,28 @@ class EncodeUnit:
         began = time.monotonic()
         unit: Unit = pickle.loads(batch["unit"][0])
         tokenized: TokenizedUnit = pickle.loads(batch["tokenized"][0])
-        table = self._vectors(tokenized)
+        table = self._vectors(unit, tokenized)
         commit = self._commit(unit, tokenized, table, seconds=time.monotonic() - began)
         self.store.publish_unit(commit, table, tokenized.quarantine.table())
+        self.store.end_attempt(unit.name)
         counted = ("rows_in", "rows_out", "rows_quarantined", "tokens")
         return {"unit": [unit.name], **{key: [commit[key]] for key in counted}}
 
-    def _vectors(self, tokenized: TokenizedUnit) -> pa.Table:
+    def _vectors(self, unit: Unit, tokenized: TokenizedUnit) -> pa.Table:
         job = self.job
         languages, faults = self._languages(tokenized)
-        computed_ND = np.full((len(tokenized.tokens), self.encoder.width), np.nan, dtype=np.float32)
+
+        def encode(rows: list[int]) -> np.ndarray:
+            return self.encoder.encode_ids(
+                [tokenized.tokens[i] for i in rows], languages and [languages[i] for i in rows]
+            )
+
         known = [i for i, fault in enumerate(faults) if fault is None]
-        computed_ND[known] = self.encoder.encode_ids(
-            [tokenized.tokens[i] for i in known], languages and [languages[i] for i in known]
-        )
+        encoded_ND, killers = encode_with_care(self.store, unit.name, known, encode)
+        for row in killers:
+            faults[row] = ("kills-worker", "the process that encodes this row dies, every time")
+        computed_ND = np.full((len(tokenized.tokens), self.encoder.width), np.nan, dtype=np.float32)
+        computed_ND[[i for i in known if i not in killers]] = encoded_ND
         with np.errstate(over="ignore"):
             vectors_ND = computed_ND.astype(job.identity["vector_dtype"])
         for i, fault in enumerate(_vector_faults(computed_ND, vectors_ND, job.identity["dtype"])):

@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--model", default=None, help="default: the demo's SmolLM2-135M-Instruct")
+    parser.add_argument("--dtype", default="bfloat16", help="default: bfloat16")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="METHOD")
     options = parser.parse_args()
     model = options.model or find_demo_model()
@@ -39,18 +40,19 @@ def main() -> None:
         banking77(options.data, options.work),
         sib200(options.data, options.work),
     ]
-    results = {name: measured(name, model, files, options.work) for name in options.methods}
+    results = {name: measured(name, model, options.dtype, files, options.work) for name in options.methods}
     if set(results) == set(METHODS):
         DOCUMENT.parent.mkdir(exist_ok=True)
         DOCUMENT.write_text(document(results, list_methods(model)), encoding="utf-8")
 
 
-def measured(name: str, model: str, files: list[str], work: Path) -> dict[str, dict[str, Any]]:
+def measured(name: str, model: str, dtype: str, files: list[str], work: Path) -> dict[str, dict[str, Any]]:
     """Returns a method's results by task, from ``work`` where they are there already."""
     output = work / "results" / name
     print(f"— {name}", file=sys.stderr, flush=True)
     if not all((output / f"{task}.json").exists() for task in TASKS):
-        evaluate(EvaluateConfig(task=files, model=model, method=name, output=str(output)))
+        config = {"model": model, "dtype": dtype, "method": name, "output": str(output)}
+        evaluate(EvaluateConfig.model_validate({**config, "task": files}))
     return {task: json.loads((output / f"{task}.json").read_text(encoding="utf-8")) for task in TASKS}
 
 

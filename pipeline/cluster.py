@@ -89,6 +89,8 @@ def connect() -> None:
     context = ray.data.DataContext.get_current()
     context.print_on_execution_start = False
     context.enable_progress_bars = False
+    # Ray Data would end a run in which no unit is finished for half an hour, however busy its encoders are.
+    context.execution_no_progress_timeout_s = -1
     # A failure reaches the user as one message; Ray Data would print its traceback besides (its log file keeps it).
     logging.getLogger("ray.data").setLevel(logging.CRITICAL + 1)
 

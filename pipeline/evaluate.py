@@ -24,6 +24,8 @@ from pipeline.tasks import Task, TaskType, load_task
 from pipeline.vectors import matrix
 
 _TEXTS = "encoded/texts"
+# Small, so that a long evaluation that was stopped goes on close to where it was.
+_UNIT_ROWS = 512
 
 SCORERS: dict[TaskType, Callable[[Examples, Vectors], Scored]] = {
     "bitext": score_bitext,
@@ -124,7 +126,7 @@ def _encode_texts(parts: dict[str, list[Examples]], config: EvaluateConfig, fold
         folder.publish_if_changed(f"{_TEXTS}/{name}.parquet", to_bytes(table))
     options = {key: getattr(config, key) for key in ModelConfig.model_fields}
     output = f"{folder.url}/encoded/vectors"
-    encode(EncodeConfig(**options, input=[f"{folder.url}/{_TEXTS}"], output=output))
+    encode(EncodeConfig(**options, input=[f"{folder.url}/{_TEXTS}"], output=output, unit_rows=_UNIT_ROWS))
     store = VectorStore(output)
     vectors: dict[str, dict[str, np.ndarray]] = {name: {} for name in parts}
     for _, table in store.iter_vectors(["id", "vector"]):

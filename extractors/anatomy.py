@@ -93,6 +93,16 @@ class Anatomy:
         return getattr(self.config, "max_position_embeddings", None)
 
     @property
+    def longest_short(self) -> int | None:
+        """The longest sequence with the short factors of longrope, which turns to long ones for the whole call when any
+        row of it is longer; None for models whose positions do not depend on that.
+        """
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+        limits = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
+        return min(limits, default=None)
+
+    @property
     def query_heads(self) -> int:
         """H, the number of query heads."""
         return self.config.num_attention_heads

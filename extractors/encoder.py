@@ -168,27 +168,36 @@ class Encoder:
 
         Yields the prefix or None, the rows' places in the column, and the rows.
         """
-        ids = self._prefix_ids[prompt]
-        begins = np.array([ids is not None and row.begins_with(ids) for row in column], dtype=bool)
-        if ids is not None and begins.any() and prompt not in self._prefixes:
-            self._prefixes[prompt] = run_prefix(self.backbone, torch.from_numpy(ids).to(self.device))
-        prefix = self._prefixes.get(prompt)
-        if prefix is None:
-            yield None, np.arange(len(column)), column
-            return
-        if begins.any():
-            places = np.flatnonzero(begins)
-            yield prefix, places, [column[i].after(prefix.length) for i in places]
-        if not begins.all():
-            places = np.flatnonzero(~begins)
-            yield None, places, [column[i] for i in places]
+        for places in self._alike_in_positions(column):
+            ids = None if self._is_long(column[places[0]]) else self._prefix_ids[prompt]
+            begins = np.array([ids is not None and column[i].begins_with(ids) for i in places], dtype=bool)
+            if ids is not None and begins.any() and prompt not in self._prefixes:
+                self._prefixes[prompt] = run_prefix(self.backbone, torch.from_numpy(ids).to(self.device))
+            prefix = self._prefixes.get(prompt) if begins.any() else None
+            if prefix is None:
+                yield None, places, [column[i] for i in places]
+                continue
+            yield prefix, places[begins], [column[i].after(prefix.length) for i in places[begins]]
+            if not begins.all():
+                yield None, places[~begins], [column[i] for i in places[~begins]]
+
+    def _alike_in_positions(self, rows: Sequence[TokenIds]) -> list[np.ndarray]:
+        """Returns the places of rows that may share a batch: longrope turns the whole call to other frequencies."""
+        is_long = np.array([self._is_long(row) for row in rows], dtype=bool)
+        return [places for places in (np.flatnonzero(~is_long), np.flatnonzero(is_long)) if len(places)]
+
+    def _is_long(self, row: TokenIds) -> bool:
+        limit = self.backbone.longest_short
+        return limit is not None and len(row.ids) > limit
 
     def _contrast_vectors(self, rows: Sequence[TokenIds], steering: ContrastivePrompting) -> torch.Tensor:
         """Returns the last token's head outputs in the auxiliary prompt, float32 [N, H d_h]."""
         (block,) = steering.blocks
         vectors_ND = torch.empty((len(rows), self.backbone.site("head-output", block).width))
-        for batch in token_budget_batches([len(row.ids) for row in rows], self.token_budget):
-            vectors_ND[batch] = self._last_head_outputs([rows[i] for i in batch], block).cpu()
+        for alike in self._alike_in_positions(rows):
+            for batch in token_budget_batches([len(rows[i].ids) for i in alike], self.token_budget):
+                places = alike[batch]
+                vectors_ND[places] = self._last_head_outputs([rows[i] for i in places], block).cpu()
         return vectors_ND
 
     @torch.inference_mode()

@@ -174,7 +174,7 @@ class PromptTokenizer:
 
     def _check(self, row: TokenIds, has_placeholder: bool) -> None:
         own = row.ids[len(self.start_ids) :]
-        if not own.size:
+        if not own.size or row.text_end <= row.text_begin:
             raise TextError("no-tokens", "the tokenizer makes no token of this text")
         if own.max() >= self.vocabulary:
             raise TextError(

@@ -3,8 +3,11 @@
 import dataclasses
 import math
 import re
+from typing import Any
 
 from extractors.errors import MethodError, nearest
+
+Layers = str | tuple[int, ...]
 
 _LAYER_WORDS = ("all", "half", "last", "penultimate", "paper")
 _RANGE = re.compile(r"^(\d+)-(\d+)$")
@@ -37,26 +40,44 @@ PAPER_START_LAYERS: dict[BackboneShape, int] = {
     BackboneShape("qwen3", 36, 4096, 12288): 33,  # Qwen3-8B
 }
 
+# Blocks before which token prepending copies (arXiv 2412.11556, the published configurations), 0-based.
+PAPER_PREPENDING: dict[BackboneShape, tuple[int, ...]] = {
+    BackboneShape("llama", 32, 4096, 11008): tuple(range(1, 7)),  # Llama-2-7B
+    BackboneShape("llama", 40, 5120, 13824): tuple(range(1, 7)),  # Llama-2-13B
+    BackboneShape("llama", 32, 4096, 14336): (1, 2),  # Llama-3-8B
+    BackboneShape("qwen2", 28, 3584, 18944): tuple(range(1, 6)),  # Qwen2-7B
+    BackboneShape("gemma2", 42, 3584, 14336): tuple(range(1, 6)),  # Gemma-2-9B
+}
 
-def check_layers(layers: str | tuple[int, ...]) -> None:
-    """Refuses what no model can resolve.
+
+def checked_layers(layers: Any, none: bool = False) -> Layers:
+    """Returns what stands for blocks in a method: a word or range as it is, one number as a list of one.
+
+    Args:
+        none: whether an empty list is allowed.
 
     Raises:
-        ValueError: with what is allowed.
+        ValueError: what no model can resolve; says what is allowed.
     """
-    if not isinstance(layers, str):
-        if not layers or len(set(layers)) < len(layers):
-            raise ValueError(f"layers = {list(layers)}: needs block numbers, each once")
-        return
-    if layers in _LAYER_WORDS or any(form.match(layers) for form in (_RANGE, _FRACTION, _FRACTIONS)):
-        return
+    if isinstance(layers, int) and not isinstance(layers, bool):
+        return (layers,)
+    if isinstance(layers, float):
+        layers = str(layers)
+    if isinstance(layers, list | tuple) and all(type(number) is int for number in layers):
+        if len(set(layers)) < len(layers) or not (layers or none):
+            raise ValueError("needs block numbers, each once")
+        return tuple(layers)
+    forms = (_RANGE, _FRACTION, _FRACTIONS)
+    if isinstance(layers, str) and (layers in _LAYER_WORDS or any(form.match(layers) for form in forms)):
+        return layers
+    hint = nearest(layers, _LAYER_WORDS) if isinstance(layers, str) else ""
     raise ValueError(
-        f"layers = {layers!r}{nearest(layers, _LAYER_WORDS)}: allowed are {', '.join(_LAYER_WORDS)}, "
-        'a range "18-26", fractions of depth "0.6-0.9", one block at a fraction "0.8", or a list [26, 27, 29]'
+        f'not among what is allowed{hint}: {", ".join(_LAYER_WORDS)}, a range "18-26", fractions of depth '
+        '"0.6-0.9", one block at a fraction "0.8", a number, or a list [26, 27, 29]'
     )
 
 
-def resolve_layers(layers: str | tuple[int, ...], shape: BackboneShape) -> tuple[int, ...]:
+def resolve_layers(layers: Layers, shape: BackboneShape) -> tuple[int, ...]:
     """Returns the 0-based blocks that ``layers`` means for a model of ``shape``, in ascending order.
 
     ``half`` is the deeper half; ``paper`` is the papers' set, or the deeper half where none is known; fractions
@@ -74,7 +95,7 @@ def resolve_layers(layers: str | tuple[int, ...], shape: BackboneShape) -> tuple
     return numbers
 
 
-def _numbers(layers: str | tuple[int, ...], shape: BackboneShape) -> tuple[int, ...]:
+def _numbers(layers: Layers, shape: BackboneShape) -> tuple[int, ...]:
     count = shape.blocks
     if not isinstance(layers, str):
         return tuple(sorted(layers))

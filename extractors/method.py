@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from extractors.errors import MethodError
-from extractors.layers import BackboneShape, check_layers, resolve_layers
+from extractors.layers import BackboneShape, Layers, checked_layers, resolve_layers
 from extractors.prompts import PLACEHOLDER, is_twofold, template_of, with_placeholder
 from extractors.steering import Steering, SubspaceRemoval, TokenPrepending, parse_steering
 
@@ -87,7 +87,7 @@ class Method(BaseModel):
     name: str
     prompt: str | tuple[str, ...] = "none"
     read: Read
-    layers: str | tuple[int, ...]
+    layers: Layers
     combine: Combine = "mean"
     pooling: Pooling
     heads: Heads = "apart"
@@ -96,13 +96,14 @@ class Method(BaseModel):
     paper: str = ""
     notes: str = ""
 
-    @field_validator("prompt")
+    @field_validator("prompt", mode="before")
     @classmethod
-    def _prompt_has_a_slot(cls, prompt: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        for one in (prompt,) if isinstance(prompt, str) else prompt:
+    def _prompt_has_a_slot(cls, prompt: Any) -> Any:
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        if not (isinstance(prompts, list | tuple) and prompts and all(isinstance(one, str) for one in prompts)):
+            raise ValueError("needs a known name, a text with {text}, or a list of these")
+        for one in prompts:
             template_of(one)
-        if not prompt:
-            raise ValueError("needs at least one prompt")
         return prompt
 
     @field_validator("steering", mode="before")
@@ -110,16 +111,14 @@ class Method(BaseModel):
     def _steering_of_a_known_kind(cls, steering: Any) -> Any:
         if not isinstance(steering, list | tuple):
             raise ValueError("needs a list of mappings, each with kind")
-        parsed = tuple(parse_steering(one) if isinstance(one, dict) else one for one in steering)
-        if any(isinstance(one, SubspaceRemoval) for one in parsed):
+        if any(isinstance(one, dict) and one.get("kind") == "subspace-removal" for one in steering):
             raise ValueError("a subspace is given as a file, with --subspace, and not in a method")
-        return parsed
+        return tuple(one if isinstance(one, BaseModel) else parse_steering(one) for one in steering)
 
-    @field_validator("layers")
+    @field_validator("layers", mode="before")
     @classmethod
-    def _layers_are_spelled_right(cls, layers: str | tuple[int, ...]) -> str | tuple[int, ...]:
-        check_layers(layers)
-        return layers
+    def _layers_are_spelled_right(cls, layers: Any) -> Layers:
+        return checked_layers(layers)
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> "Method":
@@ -164,8 +163,9 @@ class Method(BaseModel):
             steering = tuple(one.resolve(shape) for one in self.steering)
         except ValueError as problem:
             raise MethodError(f"method {self.name}: {problem}") from None
+        seen_at = "shared-weights" if self.heads == "shared-weights" else self.read
         for one in steering:
-            if not one.is_before(self.read, layers[-1]):
+            if not one.is_before(seen_at, layers[-1]):
                 raise MethodError(
                     f"method {self.name}: {one.kind} in block {max(one.blocks)} comes after the last thing read, "
                     f"{self.read} in block {layers[-1]}; steer in an earlier block, or read a later one"

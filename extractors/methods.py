@@ -145,8 +145,8 @@ METHODS: dict[str, Method] = _table(
         layers=_PAPERS_27TH,
         steering=(TokenPrepending(),),
         paper="Fu et al. 2025, arXiv 2412.11556",
-        notes=f"{_PAPERS_DEPTH}; copied before blocks 1-6 of 32 as the paper's code does, its formula says 1-7; "
-        f"{_SENTENCES}",
+        notes=f"{_PAPERS_DEPTH}; copied before the blocks that the paper's code has for its backbones (its formula has "
+        f"one more), elsewhere before blocks 1 to a fifth of the depth; {_SENTENCES}",
         **_LAST_TOKEN,
     ),
     Method(

@@ -144,9 +144,10 @@ def fill_in(template: str, text: str) -> str:
 def normalized(sentence: str) -> str:
     """Returns a sentence as the SentEval code of the prompt papers (PromptEOL, MetaEOL, CP, TP) prepares it.
 
-    It ends with a full stop unless it ends with one of . ? " ' already, and then a final question mark becomes a full
-    stop.
+    It ends with a full stop unless it ends with one of . ? " ' already; double quotes become single ones; and then a
+    final question mark becomes a full stop.
     """
     if sentence and sentence[-1] not in ".?\"'":
         sentence += "."
+    sentence = sentence.replace('"', "'")
     return f"{sentence[:-1]}." if sentence.endswith("?") else sentence

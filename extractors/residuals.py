@@ -98,7 +98,7 @@ def top_directions(moment_DD: np.ndarray, rank: int) -> tuple[np.ndarray, np.nda
     return vectors * np.sign(vectors[largest, np.arange(rank)]), np.sqrt(values)
 
 
-def random_directions(width: int, rank: int, seed: int = 0) -> np.ndarray:
+def random_directions(width: int, rank: int, seed: int | list[int] = 0) -> np.ndarray:
     """Returns orthonormal columns [D, q] in no particular direction."""
     return np.linalg.qr(np.random.default_rng(seed).standard_normal((width, rank)))[0]
 

@@ -8,21 +8,22 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from extractors.errors import MethodError, nearest
-from extractors.layers import BackboneShape, check_layers, resolve_layers
-from extractors.prompts import template_of
+from extractors.layers import PAPER_PREPENDING, BackboneShape, Layers, checked_layers, resolve_layers
+from extractors.prompts import PLACEHOLDER, template_of
 from extractors.validated import parse
 
-Layers = str | tuple[int, ...]
-# What happens in a block, in order. A change that would come after the last thing read would never happen.
+# What happens in a block, in order. A change that would come after the last thing read would never be seen. Activations
+# come first: in families with a parallel residual they do not depend on their block's attention.
 _ORDER = (
     "block-input",
     "query",
     "key",
     "value",
+    "activation",
+    "shared-weights",
     "attention",
     "head-output",
     "attention-output",
-    "activation",
     "block-output",
     "hidden",
 )
@@ -43,12 +44,10 @@ class _Kind(BaseModel):
 
     layers: Layers
 
-    @field_validator("layers")
+    @field_validator("layers", mode="before")
     @classmethod
-    def _spelled_right(cls, layers: Layers) -> Layers:
-        if layers or not cls.takes_no_layers:
-            check_layers(layers)
-        return layers
+    def _spelled_right(cls, layers: Any) -> Layers:
+        return checked_layers(layers, none=cls.takes_no_layers)
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -70,7 +69,11 @@ class _Kind(BaseModel):
         return self.model_copy(update={"layers": resolve_layers(self.layers, shape) if self.layers else ()})
 
     def is_before(self, read: str, block: int) -> bool:
-        """Whether all of it happens before ``read`` is read in ``block``."""
+        """Whether all of it can be seen in what is read in ``block``.
+
+        Args:
+            read: as in a method, or "shared-weights" for values under shared attention weights.
+        """
         last = (max(self.blocks, default=-1), _ORDER.index(self.stage))
         return last <= (block, _ORDER.index(read))
 
@@ -93,11 +96,13 @@ class ContrastivePrompting(_Kind):
     auxiliary: str = "irrelevant-information"
     layers: Layers = "0.14"
     scaling: Literal["scaled", "norm-restored"] = "scaled"
-    alpha: float = 2.0
+    alpha: float = Field(2.0, allow_inf_nan=False)
 
     @field_validator("auxiliary")
     @classmethod
     def _known(cls, auxiliary: str) -> str:
+        if PLACEHOLDER in auxiliary:
+            raise ValueError(f"{PLACEHOLDER} has no place in an auxiliary prompt: nothing is written to it there")
         return template_of(auxiliary)
 
     @property
@@ -123,7 +128,8 @@ class TokenPrepending(_Kind):
 
     Attributes:
         layers: before these blocks the last token's state is copied to the placeholder; none, and it keeps its own.
-            The paper's code does so before blocks 1-6 of Llama-2-7B's 32 (0-based), one less than its formula.
+            ``paper`` means what the paper's code does for its backbones, such as blocks 1-6 of Llama-2-7B's 32
+            (0-based), one less than its formula; elsewhere blocks 1 to a fifth of the depth.
         seed: of the placeholder's embedding, which is drawn from a standard normal distribution.
     """
 
@@ -131,8 +137,15 @@ class TokenPrepending(_Kind):
     stage: ClassVar[str] = "block-input"
     takes_no_layers: ClassVar[bool] = True
 
-    layers: Layers = "0.04-0.21"
+    layers: Layers = "paper"
     seed: int = Field(0, ge=0)
+
+    def resolve(self, shape: BackboneShape) -> "TokenPrepending":
+        """Returns this with its blocks numbered."""
+        if self.layers != "paper":
+            return super().resolve(shape)
+        fifth = range(1, max(2, shape.blocks // 5 + 1))
+        return self.model_copy(update={"layers": PAPER_PREPENDING.get(shape, tuple(fifth))})
 
 
 class KeyValueSlot(_Kind):
@@ -148,7 +161,7 @@ class KeyValueSlot(_Kind):
     stage: ClassVar[str] = "attention"
 
     layers: Layers = "0.5-0.6"
-    bias: float = 0.0
+    bias: float = Field(0.0, allow_inf_nan=False)
 
 
 class SubspaceRemoval(_Kind):
@@ -165,7 +178,7 @@ class SubspaceRemoval(_Kind):
     stage: ClassVar[str] = "block-output"
 
     position: Literal["last", "second-copy"] = "last"
-    strength: float = 1.0
+    strength: float = Field(1.0, allow_inf_nan=False)
     sha256: str
 
 
@@ -174,6 +187,8 @@ _KINDS: dict[str, type[Steering]] = {
     kind.model_fields["kind"].default: kind
     for kind in (ContrastivePrompting, TokenPrepending, KeyValueSlot, SubspaceRemoval)
 }
+# A subspace comes as a file of its own.
+_IN_METHODS = [name for name, kind in _KINDS.items() if kind is not SubspaceRemoval]
 
 
 def parse_steering(fields: Any) -> Steering:
@@ -184,6 +199,6 @@ def parse_steering(fields: Any) -> Steering:
     """
     kind = fields.get("kind") if isinstance(fields, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
-        hint = nearest(kind, _KINDS) if isinstance(kind, str) else ""
-        raise MethodError(f"steering {fields!r}: kind must be one of {', '.join(_KINDS)}{hint}")
+        hint = nearest(kind, _IN_METHODS) if isinstance(kind, str) else ""
+        raise MethodError(f"steering {fields!r} needs a kind{hint}: {', '.join(_IN_METHODS)}")
     return parse(_KINDS[kind], fields, f"steering {kind}", MethodError)

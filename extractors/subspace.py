@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from safetensors.numpy import load, save
 
 from extractors.errors import MethodError
 
-_BASIS = "basis"
+_BLOCK_BASIS = re.compile(r"^layer\.(\d+)\.basis$")
+_LANGUAGE_BASIS = re.compile(r"^language\.(.+)\.basis$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +34,14 @@ class Subspace:
     @property
     def bases(self) -> dict[int, np.ndarray]:
         """Bases [d, q] by 0-based block."""
-        parts = ((name.split("."), tensor) for name, tensor in self.tensors.items() if name.startswith("layer."))
-        return {int(block): tensor for (_, block, kind), tensor in parts if kind == _BASIS}
+        found = ((_BLOCK_BASIS.match(name), tensor) for name, tensor in self.tensors.items())
+        return {int(match[1]): tensor for match, tensor in found if match}
 
     @property
     def language_bases(self) -> dict[str, np.ndarray]:
         """Bases [D, r] by language, of vectors whose language must be known."""
-        names = (name for name in self.tensors if name.startswith("language."))
-        return {name.removeprefix("language.").removesuffix(f".{_BASIS}"): self.tensors[name] for name in names}
+        found = ((_LANGUAGE_BASIS.match(name), tensor) for name, tensor in self.tensors.items())
+        return {match[1]: tensor for match, tensor in found if match}
 
     @property
     def is_in_blocks(self) -> bool:
@@ -104,7 +106,7 @@ def load_subspace(path: str) -> Subspace:
         with safe_open(path, "numpy") as opened:
             metadata = opened.metadata() or {}
         subspace = Subspace({key: json.loads(value) for key, value in metadata.items()}, load(content))
-    except (OSError, ValueError, SafetensorError) as problem:
+    except (OSError, ValueError, KeyError, SafetensorError) as problem:
         raise MethodError(f"subspace {path}: {problem}; give a file written by `isogloss fit`") from None
     known = subspace.bases or subspace.language_bases or "embedding.matrix" in subspace.tensors
     if not known or "method" not in subspace.about:

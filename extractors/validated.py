@@ -1,5 +1,6 @@
 """Turns pydantic's complaints into one message a user can act on."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -46,4 +47,8 @@ def _sentence(problem: Any, model: type[BaseModel], spell: Callable[[str], str])
     if not field:
         return reason
     given = problem["input"]
+    if problem["type"] == "literal_error":
+        allowed = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
+        hint = nearest(given, allowed) if isinstance(given, str) else ""
+        return f"{spell(field)} = {given!r} is not known{hint}; allowed: {', '.join(map(repr, allowed))}"
     return f"{spell(field)} = {given!r}: {reason[0].lower()}{reason[1:]}"

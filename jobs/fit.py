@@ -19,7 +19,7 @@ def _work(config: FitConfig) -> tuple[dict[str, Any], str, int]:
     result = fit(config)
     left_out = sum(result["left_out"].values())
     summary = (
-        f"{result['construction']} of rank {result['rank']} from {result['groups']} groups in "
+        f"{result['construction']} ({result['place']}) from {result['groups']} groups in "
         f"{len(result['languages'])} languages ({left_out} left out) is in {config.output}"
     )
     return result, summary, OK

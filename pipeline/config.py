@@ -3,7 +3,7 @@
 The command line and a YAML file fill the same fields (--unit-rows and unit_rows).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -12,9 +12,14 @@ Positive = Annotated[int, Field(gt=0)]
 Texts = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
 
-def _split(given: str | list[str]) -> list[str]:
-    parts = [given] if isinstance(given, str) else given
-    return [name.strip() for part in parts for name in part.split(",")]
+def _split(given: Any) -> list[str]:
+    parts = given if isinstance(given, list | tuple) else [given]
+    for part in parts:
+        if not isinstance(part, str | int) or isinstance(part, bool):
+            raise ValueError(
+                f"{part!r} is no name; YAML reads no, on and the like as true or false: write them in quotes"
+            )
+    return [name.strip() for part in parts for name in str(part).split(",")]
 
 
 # By comma, or a list.
@@ -32,7 +37,9 @@ class ModelConfig(_Config):
     revision: str | None = Field(None, description="branch, tag or commit of a hub id (default: main)")
     method: str = Field("va", description="a name from `isogloss methods`, or a YAML file that composes one")
     subspace: Texts = Field([], description="file written by fit, to remove a language's trace; repeatable, in order")
-    subspace_strength: float = Field(1.0, description="of removal in the blocks: 1 removes, negative values amplify")
+    subspace_strength: float = Field(
+        1.0, allow_inf_nan=False, description="of removal in the blocks: 1 removes, negative values amplify"
+    )
     allow_subspace_mismatch: bool = Field(
         False, description="use a subspace that was fitted for another model, prompt or method, if its sizes fit"
     )
@@ -98,14 +105,12 @@ class EvaluateConfig(ModelConfig):
     output: str = Field(description="folder for <task>.json and items/<task>.parquet")
 
 
-class FitConfig(ModelConfig):
-    """Fits a language subspace from a parallel corpus."""
+class _FitOptions(ModelConfig):
+    """What a fit and a sweep over fits share."""
 
     input: Texts = Field(
-        min_length=1,
-        description="parallel Parquet: long (group, lang, text) or wide (a column a language); repeatable",
+        [], description="parallel Parquet: long (group, lang, text) or wide (a column a language); repeatable"
     )
-    output: str = Field(description="safetensors file for the subspace, local or URL")
     languages: Names = Field([], description="languages of the corpus to fit on, by comma (default: all of a long one)")
     groups: Positive | None = Field(None, description="most groups of translations, the first ones (default: all)")
     rank: Positive | None = Field(None, description="directions removed (default: languages - 1; 1 for lir)")
@@ -123,12 +128,24 @@ class FitConfig(ModelConfig):
         description="on finished vectors: project out (after subtracting the mean, or not), or whiten what differs",
     )
     shrinkage: float = Field(0.3, ge=0, le=1, description="of soft removal, from full whitening (0) to none (1)")
-    states: str | None = Field(None, description="folder for what the model gives (default: OUTPUT.states)")
-    keep_states: bool = Field(False, description="keep that folder: other fits from it need no model run")
+    states: str | None = Field(
+        None, description="folder for what the model gives, kept for other fits (default: OUTPUT.states, deleted)"
+    )
+
+
+class FitConfig(_FitOptions):
+    """Fits a language subspace from a parallel corpus."""
+
+    input: Texts = Field(
+        min_length=1,
+        description="parallel Parquet: long (group, lang, text) or wide (a column a language); repeatable",
+    )
+    output: str = Field(description="safetensors file for the subspace, local or URL")
+    keep_states: bool = Field(False, description="keep OUTPUT.states: other fits from it need no model run")
     plan: bool = Field(False, description="print what would be done and stop")
 
 
-class SweepConfig(FitConfig):
+class SweepConfig(_FitOptions):
     """Scores over layers, start layers, ranks, group counts or language counts."""
 
     over: Literal["layer", "start-layer", "rank", "groups", "languages"] = Field(
@@ -140,7 +157,6 @@ class SweepConfig(FitConfig):
     task: Texts = Field(
         min_length=1, description="task YAML file to score each value on, a development set; repeatable"
     )
-    input: Texts = Field([], description="parallel Parquet to fit on (not for --over layer); repeatable")
     output: str = Field(description="folder for sweep.json, sweep.png, recipe.yaml and the subspaces")
 
 

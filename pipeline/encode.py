@@ -4,7 +4,6 @@ find_shards -> cut_units -> (tokenize_one on CPUs) -> (EncodeUnit actors: encode
 """
 
 import dataclasses
-import os
 import pickle
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ import transformers
 
 from extractors.backbone import choose_dtype
 from extractors.method import ResolvedMethod
-from extractors.plan import plan
+from extractors.plan import Plan, plan
 from extractors.subspace import Subspace
 from pipeline import cluster
 from pipeline.config import EncodeConfig
@@ -26,6 +25,7 @@ from pipeline.job import EncodeJob
 from pipeline.progress import Progress
 from pipeline.report import make_report
 from pipeline.source import UNKNOWN, Layout, Shard, Unit, choose_layout, cut_units, find_shards
+from pipeline.storage import Folder
 from pipeline.store import REPORT, VECTOR, VectorStore, differences
 from pipeline.subspaces import read_subspace
 from pipeline.workers import EncodeUnit, language_column, tokenize_one
@@ -76,31 +76,20 @@ def prepare(
     store = VectorStore(config.output)
     shards = find_shards(config.input, store.url)
     layout = choose_layout(shards, config.text_column, config.id_column, config.keep)
-    subspaces = [read_subspace(path) for path in config.subspace]
-    planned = plan(
-        config.model,
-        method or config.method,
-        config.revision,
-        config.max_length,
-        subspaces,
-        config.subspace_strength,
-        config.allow_subspace_mismatch,
-    )
+    subspaces, planned, device, identity = _identified(config, store, method)
     if any(one.language_bases for one in subspaces) and language_column(config.keep) is None:
         raise UsageError(
             "a subspace with a basis for each language needs the rows' languages: --keep lang, or --keep language"
         )
-    device = cluster.device_type(config.device, config.num_actors)
-    identity = make_identity(planned, choose_dtype(config.dtype, device), config.vector_dtype)
     how: dict[str, Any] = {
         "model": planned.source.given,
         "revision": planned.source.revision,
         "layout": _layout_record(layout, config.unit_rows),
-        "subspace": [os.path.abspath(path) if "://" not in path else path for path in config.subspace],
+        "subspace": [Folder(path).url for path in config.subspace],
         "subspace_strength": config.subspace_strength,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
-    run_there = store.run() if store.check_identity(identity) else None
+    run_there = store.run()
     if run_there is not None:
         how["layout"] = _agreed_layout(run_there["layout"], how["layout"], store.url)
     units = list(cut_units(shards, config.unit_rows))
@@ -120,6 +109,40 @@ def prepare(
     return Work(
         job, store, shards, todo, len(done), how, subspaces, run_there is None or run_there["layout"] != how["layout"]
     )
+
+
+def _is_news(how: dict[str, Any], run_there: dict[str, Any]) -> bool:
+    """Whether run.json is to say something else: a type that became known, or a subspace file that was moved."""
+    return any(run_there.get(key) != how[key] for key in ("layout", "subspace"))
+
+
+def refuse_other_run(config: EncodeConfig, method: ResolvedMethod | None = None) -> None:
+    """Refuses an output that holds another run, before anything is prepared for this one.
+
+    Raises:
+        UsageError, ExtractorError: wrong use.
+    """
+    _identified(config, VectorStore(config.output), method)
+
+
+def _identified(
+    config: EncodeConfig, store: VectorStore, method: ResolvedMethod | None
+) -> tuple[list[Subspace], Plan, str, dict[str, Any]]:
+    """Returns subspaces, plan, device and identity of a run that the output is free for."""
+    subspaces = [read_subspace(path) for path in config.subspace]
+    planned = plan(
+        config.model,
+        method or config.method,
+        config.revision,
+        config.max_length,
+        subspaces,
+        config.subspace_strength,
+        config.allow_subspace_mismatch,
+    )
+    device = cluster.device_type(config.device, config.num_actors)
+    identity = make_identity(planned, choose_dtype(config.dtype, device), config.vector_dtype)
+    store.check_identity(identity)
+    return subspaces, planned, device, identity
 
 
 def _layout_record(layout: Layout, unit_rows: int) -> dict[str, Any]:

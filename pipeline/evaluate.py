@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from pipeline.bitext import score_bitext
 from pipeline.config import EncodeConfig, EvaluateConfig, ModelConfig
-from pipeline.encode import encode
+from pipeline.encode import encode, refuse_other_run
 from pipeline.errors import RunError, UsageError
-from pipeline.examples import Examples, dataset_fingerprint, read_examples
+from pipeline.examples import Examples, check_labels, dataset_fingerprint, read_examples
 from pipeline.geometry import geometry_page, score_geometry
 from pipeline.label_scores import score_classification, score_clustering
 from pipeline.parquet import to_bytes
@@ -20,6 +20,7 @@ from pipeline.scored import Scored, Vectors
 from pipeline.similarity_scores import score_pair_classification, score_reranking, score_sts
 from pipeline.storage import Folder
 from pipeline.store import VectorStore
+from pipeline.subspaces import read_subspace
 from pipeline.tasks import Task, TaskType, load_task
 from pipeline.vectors import matrix
 
@@ -48,6 +49,10 @@ def evaluate(config: EvaluateConfig) -> list[dict[str, Any]]:
     names = [task.name for task, _ in loaded]
     if len(set(names)) < len(names):
         raise UsageError(f"two tasks have the same name, under which results are written: {', '.join(names)}")
+    if any(read_subspace(path).language_bases for path in config.subspace):
+        raise UsageError(
+            "a subspace with a basis for each language needs each text's language, which tasks do not have"
+        )
     parts = {task.name: read_examples(task, data) for task, data in loaded}
     encoded = _encode_texts(parts, config, Folder(config.output))
     return [_score_task(task, parts[task.name], encoded, config) for task, _ in loaded]
@@ -73,6 +78,8 @@ def _score_task(task: Task, parts: list[Examples], encoded: Encoded, config: Eva
             left_out[reason] = left_out.get(reason, 0) + count
         if not whole.rows:
             continue
+        if len(whole.rows) < len(part.rows):
+            _check_again(whole, task, faults)
         scored = SCORERS[task.type](whole, vectors)
         subsets[part.subset] = {**scored.scores, "n_items": scored.n_items}
         items.append(scored.items.add_column(0, "subset", pa.array([part.subset] * scored.items.num_rows)))
@@ -93,10 +100,17 @@ def _score_task(task: Task, parts: list[Examples], encoded: Encoded, config: Eva
     }
     folder.publish(result["items"], to_bytes(pa.concat_tables(items)))
     if task.type == "geometry":
-        for part in parts:
+        for part in (part for part in parts if part.subset in subsets):
             _publish_geometry(task, part, vectors, config, folder)
     folder.publish(f"{task.name}.json", json.dumps(result, indent=1, ensure_ascii=False).encode())
     return result
+
+
+def _check_again(part: Examples, task: Task, faults: dict[str, int]) -> None:
+    try:
+        check_labels(part, task)
+    except UsageError as problem:
+        raise RunError(f"{problem}, and so many were left once {faults} could not be encoded") from None
 
 
 def _publish_geometry(task: Task, part: Examples, vectors: Vectors, config: EvaluateConfig, folder: Folder) -> None:
@@ -121,12 +135,14 @@ def _averages(subsets: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def _encode_texts(parts: dict[str, list[Examples]], config: EvaluateConfig, folder: Folder) -> Encoded:
     """Encodes each distinct text of each task once, in one run with those of tasks that were scored here before."""
     texts = {name: sorted({text for part in examples for text in part.all_texts()}) for name, examples in parts.items()}
+    options = {key: getattr(config, key) for key in ModelConfig.model_fields}
+    output, place = f"{folder.url}/encoded/vectors", f"{folder.url}/{_TEXTS}"
+    run_config = EncodeConfig(**options, input=[place], output=output, unit_rows=_UNIT_ROWS)
+    refuse_other_run(run_config)
     for name, own in texts.items():
         table = pa.table({"id": [f"{name}#{i}" for i in range(len(own))], "text": pa.array(own)})
         folder.publish_if_changed(f"{_TEXTS}/{name}.parquet", to_bytes(table))
-    options = {key: getattr(config, key) for key in ModelConfig.model_fields}
-    output = f"{folder.url}/encoded/vectors"
-    encode(EncodeConfig(**options, input=[f"{folder.url}/{_TEXTS}"], output=output, unit_rows=_UNIT_ROWS))
+    encode(run_config)
     store = VectorStore(output)
     vectors: dict[str, dict[str, np.ndarray]] = {name: {} for name in parts}
     for _, table in store.iter_vectors(["id", "vector"]):

@@ -1,6 +1,7 @@
 """A task's rows as its scorer takes them; a row that cannot be scored is left out and counted by reason."""
 
 import dataclasses
+import decimal
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator
@@ -68,13 +69,13 @@ def read_examples(task: Task, data: str) -> list[Examples]:
         UsageError: a column that the file does not have, or that holds something else than the task needs; nothing to
             score.
     """
-    table = read_file(data)
+    table = _without_views(read_file(data))
     for name, value in task.where.items():
         table = table.filter(_equals(_column(table, name, task), name, value, task))
     parts = [_examples(*subset, task).without(_fault) for subset in _subsets(task, table)]
     for part in parts:
         if part.rows:
-            _check_labels(part, task)
+            check_labels(part, task)
     if not any(part.rows for part in parts):
         reasons = sorted({reason for part in parts for reason in part.left_out})
         raise UsageError(f"task {task.name}: nothing to score in {data} ({', '.join(reasons) or 'no rows'})")
@@ -93,13 +94,19 @@ def _subsets(task: Task, table: pa.Table) -> Iterator[tuple[str, pa.Table, dict[
         yield "default", table, names
         return
     column = _column(table, by, task)
-    for value in column.unique().to_pylist():
+    if pa.types.is_nested(column.type) or pa.types.is_floating(column.type):
+        raise UsageError(f"task {task.name}: column {by} has type {column.type}; subsets are named by texts or numbers")
+    values = column.unique().to_pylist()
+    if len({str(value) for value in values}) < len(values):
+        raise UsageError(f"task {task.name}: column {by} holds null and the text 'None'; they would be one subset")
+    for value in values:
         yield str(value), table.filter(_equals(column, by, value, task)), names
 
 
 def _examples(subset: str, table: pa.Table, names: dict[str, str], task: Task) -> Examples:
     kind = COLUMNS[task.type]
-    table = _limited(table, names.get("split"), task)
+    rows = _limited(table, names.get("split"), task)
+    table = table.take(rows)
     columns: dict[str, list[Any]] = {}
     for name in kind.names:
         column = _column(table, names[name], task)
@@ -109,27 +116,37 @@ def _examples(subset: str, table: pa.Table, names: dict[str, str], task: Task) -
             elif name in kind.lists:
                 columns[name] = _lists(column, names[name])
             else:
-                columns[name] = column.to_pylist()
+                columns[name] = _values(column, names[name])
         except RowKeptOut as problem:
             raise UsageError(f"task {task.name}: {problem}") from None
-    return Examples(subset, kind, list(range(table.num_rows)), columns, {})
+    return Examples(subset, kind, rows, columns, {})
 
 
-def _limited(table: pa.Table, split: str | None, task: Task) -> pa.Table:
-    """The first ``limit`` rows; where there are splits, of each."""
-    if task.limit is None:
-        return table
-    if split is None:
-        return table.slice(0, task.limit)
-    column = _column(table, split, task)
-    parts = (table.filter(_equals(column, split, value, task)) for value in (TRAIN, TEST))
-    return pa.concat_tables([part.slice(0, task.limit) for part in parts])
+def _limited(table: pa.Table, split: str | None, task: Task) -> list[int]:
+    """The first ``limit`` rows; where there are splits, of each that is scored."""
+    if task.limit is None or split is None:
+        return list(range(min(table.num_rows, task.limit or table.num_rows)))
+    left = {TRAIN: task.limit, TEST: task.limit}
+    rows = []
+    for row, value in enumerate(_column(table, split, task).to_pylist()):
+        if value not in left or left[value] > 0:
+            rows.append(row)
+        if value in left:
+            left[value] -= 1
+    return rows
+
+
+def _values(column: pa.ChunkedArray, name: str) -> list[Any]:
+    """Returns a column's labels or scores, decimals as floats; None for null."""
+    if pa.types.is_nested(column.type):
+        raise RowKeptOut("column-type", f"column {name} has type {column.type}; it must hold one value a row")
+    return [float(value) if isinstance(value, decimal.Decimal) else value for value in column.to_pylist()]
 
 
 def _lists(column: pa.ChunkedArray, name: str) -> list[Any]:
     """Returns a column's lists of strings; None for null."""
     kind = column.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
         raise RowKeptOut("column-type", f"column {name} has type {kind}; it must be a column of lists of strings")
     whole = column.combine_chunks()
     flat = iter(strings(pa.chunked_array([pc.list_flatten(whole)]), name))
@@ -137,14 +154,25 @@ def _lists(column: pa.ChunkedArray, name: str) -> list[Any]:
     return [None if length is None else [next(flat) for _ in range(length)] for length in lengths]
 
 
+def _without_views(table: pa.Table) -> pa.Table:
+    """Returns the table with views as strings: Arrow has few functions for views."""
+    views = [field for field in table.schema if pa.types.is_string_view(field.type)]
+    for field in views:
+        place = table.schema.get_field_index(field.name)
+        table = table.set_column(place, field.name, table.column(place).cast(pa.string()))
+    return table
+
+
 def _equals(column: pa.ChunkedArray, name: str, value: Any, task: Task) -> pa.ChunkedArray:
     if value is None:
         return column.is_null()
     try:
-        return pc.equal(column, pa.scalar(value))
+        # 0.1 is another number in float32.
+        narrow = isinstance(value, float) and pa.types.is_floating(column.type)
+        return pc.equal(column, pa.scalar(value, column.type if narrow else None))
     except pa.ArrowException:
         kind = type(value).__name__
-        raise UsageError(f"task {task.name}: where {name}: {value!r} is {kind}, the column {column.type}") from None
+        raise UsageError(f"task {task.name}: {name}: {value!r} is {kind}, the column {column.type}") from None
 
 
 def _column(table: pa.Table, name: str, task: Task) -> pa.ChunkedArray:
@@ -163,7 +191,7 @@ def _fault(examples: Examples, i: int) -> str | None:
     lists = [columns[name][i] for name in kind.lists]
     if any(value is None for value in (*values, *lists)):
         return "null"
-    if any(isinstance(value, float) and math.isnan(value) for value in values):
+    if any(isinstance(value, float) and not math.isfinite(value) for value in values):
         return "not-a-number"
     empty = next((name for name, entries in zip(kind.lists, lists, strict=True) if not entries), None)
     if empty is not None:
@@ -181,7 +209,7 @@ def _text_fault(text: Any) -> str | None:
     return "blank" if is_blank(text) else None
 
 
-def _check_labels(examples: Examples, task: Task) -> None:
+def check_labels(examples: Examples, task: Task) -> None:
     """Refuses labels and scores on which no figure can be worked out.
 
     Raises:
@@ -195,7 +223,8 @@ def _check_labels(examples: Examples, task: Task) -> None:
         if len(set(scores)) < 2:
             raise UsageError(f"{where}: needs two different scores, for a correlation")
     if task.type == "pair-classification" and set(examples.columns["label"]) != {0, 1}:
-        found = ", ".join(sorted(map(repr, set(examples.columns["label"]))))
+        labels = sorted(map(repr, set(examples.columns["label"])))
+        found = ", ".join([*labels[:5], *(["…"] if len(labels) > 5 else [])])
         raise UsageError(f"{where}: labels must be 0 (different) and 1 (same), both present; found {found}")
     if task.type == "clustering" and len(set(examples.columns["label"])) < 2:
         raise UsageError(f"{where}: needs two different labels")
@@ -203,6 +232,8 @@ def _check_labels(examples: Examples, task: Task) -> None:
         groups, languages = examples.columns["group"], examples.columns["lang"]
         if len(set(languages)) < 2 or len(set(groups)) == len(groups) or len(set(groups)) < 2:
             raise UsageError(f"{where}: needs two groups or more with texts in two languages or more")
+        if len(set(zip(groups, languages, strict=True))) < len(groups):
+            raise UsageError(f"{where}: a group has a language twice; give each group its own number")
     if task.type == "classification":
         splits = examples.columns["split"]
         trained = {label for label, split in zip(examples.columns["label"], splits, strict=True) if split == TRAIN}

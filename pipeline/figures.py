@@ -41,7 +41,8 @@ def curve(values: Sequence[str], scores: Mapping[str, Sequence[float]], over: st
 def scatter(panels: Mapping[str, np.ndarray], labels: Sequence[str]) -> bytes:
     """Draws points [N, 2] a panel, coloured by label."""
     names = list(dict.fromkeys(labels))
-    colours = pyplot.get_cmap("tab20")(np.linspace(0, 1, max(len(names), 2)))
+    few = len(names) <= 20
+    colours = pyplot.get_cmap("tab20" if few else "gist_rainbow")(np.linspace(0, 1, 20 if few else len(names)))
     figure, all_axes = pyplot.subplots(
         1, len(panels), figsize=(6.5 * len(panels), 6), layout="constrained", squeeze=False
     )
@@ -52,7 +53,8 @@ def scatter(panels: Mapping[str, np.ndarray], labels: Sequence[str]) -> bytes:
         axes.set_title(title)
         axes.set_xticks([])
         axes.set_yticks([])
-    all_axes[0][-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), markerscale=2)
+    handles, shown = all_axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, shown, loc="outside lower center", ncols=10, markerscale=2, fontsize="small")
     return _png(figure)
 
 

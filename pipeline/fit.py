@@ -4,7 +4,6 @@ read_parallel -> texts.parquet -> (encode: states, resumable) -> a Ray task a bl
 """
 
 import dataclasses
-import math
 from typing import Any
 
 import ray
@@ -15,19 +14,17 @@ from extractors.method import ResolvedMethod
 from extractors.plan import Plan, plan, steered_position
 from extractors.subspace import Subspace
 from pipeline import cluster
-from pipeline.config import EncodeConfig, FitConfig, ModelConfig
-from pipeline.encode import Work, prepare, run
+from pipeline.config import FitConfig
+from pipeline.encode import run
 from pipeline.errors import RunError, UsageError
 from pipeline.identity import make_identity
 from pipeline.moments import Fit, Fitted, fit_block, fit_embedding
-from pipeline.parallel import GROUP, LANG, ParallelCorpus, read_parallel
-from pipeline.parquet import from_bytes, to_bytes
+from pipeline.parallel import ParallelCorpus, read_parallel
+from pipeline.states import States
 from pipeline.storage import Folder, split_url
-from pipeline.store import VECTOR, VectorStore
+from pipeline.store import VECTOR
 from pipeline.subspaces import read_subspace
 
-_UNIT_ROWS = 1024
-_TEXTS = "texts.parquet"
 _ON_EMBEDDINGS = ("lir", "lsar")
 
 
@@ -36,19 +33,19 @@ class FitWork:
     """A fit that was checked and can start.
 
     Attributes:
+        rank: None where no directions are chosen.
         states_method: what the model is read for; None for the method itself.
         columns: what the states are stored in, one a block.
-        states: the folder for texts and states.
     """
 
     planned: Plan
     corpus: ParallelCorpus
     config: FitConfig
     place: str
-    rank: int
+    rank: int | None
     states_method: ResolvedMethod | None
     columns: tuple[str, ...]
-    states: Folder
+    states: States
 
     @property
     def states_bytes(self) -> int:
@@ -66,13 +63,14 @@ def prepare_fit(config: FitConfig, corpus: ParallelCorpus | None = None) -> FitW
     Raises:
         UsageError, ExtractorError: wrong use.
     """
-    corpus = corpus or read_parallel(config.input, config.languages, config.groups)
+    split_url(config.output)
+    states = States(config.states or f"{config.output}.states")
+    corpus = corpus or read_parallel(config.input, config.languages, config.groups, states.folder.url)
     subspaces = [read_subspace(path) for path in config.subspace]
     strength, allow = config.subspace_strength, config.allow_subspace_mismatch
     planned = plan(config.model, config.method, config.revision, config.max_length, subspaces, strength, allow)
     place = config.place or ("embedding" if config.construction in _ON_EMBEDDINGS else "blocks")
     _refuse_what_does_not_go_together(config, place)
-    rank = config.rank or (1 if config.construction == "lir" else len(corpus.languages) - 1)
     states_method: ResolvedMethod | None = None
     columns: tuple[str, ...] = (VECTOR,)
     if place == "blocks":
@@ -80,10 +78,19 @@ def prepare_fit(config: FitConfig, corpus: ParallelCorpus | None = None) -> FitW
         states_method = _block_states(planned.method, start, planned.shape.blocks)
         columns = tuple(f"layer.{block}" for block in states_method.layers)
     width = planned.width if place == "embedding" else planned.shape.hidden_size
+    rank = _rank(config, len(corpus.languages), width)
+    return FitWork(planned, corpus, config, place, rank, states_method, columns, states)
+
+
+def _rank(config: FitConfig, languages: int, width: int) -> int | None:
+    if config.removal == "soft":
+        if config.rank is not None:
+            raise UsageError("--rank goes with hard removal; soft removal scales every direction")
+        return None
+    rank = config.rank or (1 if config.construction == "lir" else languages - 1)
     if rank >= width:
         raise UsageError(f"--rank {rank} would leave nothing of {width} values; give less")
-    states = Folder(config.states or f"{config.output}.states")
-    return FitWork(planned, corpus, config, place, rank, states_method, columns, states)
+    return rank
 
 
 def _refuse_what_does_not_go_together(config: FitConfig, place: str) -> None:
@@ -141,14 +148,14 @@ def fit(config: FitConfig, corpus: ParallelCorpus | None = None) -> dict[str, An
         RunError: a worker failed; states that were committed stay.
     """
     work = prepare_fit(config, corpus)
-    report = run(_states_work(work), config.num_actors)
+    report = run(work.states.prepare(config, work.corpus, work.states_method, work.columns), config.num_actors)
     cluster.connect()
     how = Fit(
-        states=f"{work.states.url}/vectors",
+        states=work.states.url,
         groups=list(work.corpus.groups),
         languages=work.corpus.languages,
         construction=config.construction,
-        rank=work.rank,
+        rank=work.rank or 0,
         removal=config.removal,
         shrinkage=config.shrinkage,
     )
@@ -163,13 +170,15 @@ def fit(config: FitConfig, corpus: ParallelCorpus | None = None) -> dict[str, An
             raise UsageError(f"no subspace can be fitted ({column}): {part}")
     fitted = [part for part in parts if isinstance(part, Fitted)]
     if len({part.groups for part in fitted}) > 1:
-        raise RunError(f"the states in {work.states.url} are not whole; delete that folder and run again")
+        raise RunError(f"the states in {work.states.folder.url} are not whole; delete that folder and run again")
     subspace = Subspace(_about(work, fitted), {k: v for part in fitted for k, v in part.tensors.items()})
     parent, name = split_url(config.output)
     Folder(parent).publish(name, subspace.to_bytes())
-    if not config.keep_states:
+    # A folder that the user named, or asked to keep before, is theirs.
+    if not (config.keep_states or config.states or work.states.were_kept):
         work.states.delete()
-    return {**subspace.about, "output": config.output, "sha256": subspace.sha256, "quarantined": report["reasons"]}
+    result = {**subspace.about, "output": config.output, "sha256": subspace.sha256}
+    return {**result, "states_quarantined": report["reasons"]}
 
 
 def _about(work: FitWork, fitted: list[Fitted]) -> dict[str, Any]:
@@ -179,8 +188,10 @@ def _about(work: FitWork, fitted: list[Fitted]) -> dict[str, Any]:
     if used < len(work.corpus.groups):
         left_out["not-encoded"] = len(work.corpus.groups) - used
     steers = work.place == "blocks"
+    config = work.config
+    dtype = choose_dtype(config.dtype, cluster.device_type(config.device, config.num_actors))
     return {
-        **work.planned.identity(),
+        **make_identity(work.planned, dtype, "float32"),
         "languages": list(work.corpus.languages),
         "groups": used,
         "left_out": left_out,
@@ -192,49 +203,6 @@ def _about(work: FitWork, fitted: list[Fitted]) -> dict[str, Any]:
         "shrinkage": work.config.shrinkage if work.config.removal == "soft" else None,
         "explained_variance": shares if steers else shares[VECTOR],
     }
-
-
-def _states_work(work: FitWork) -> Work:
-    """Writes the texts, unless a corpus is there that holds them all, and prepares the run that reads the states.
-
-    Raises:
-        UsageError: the folder holds states of another model or method; nothing was changed.
-    """
-    states = VectorStore(f"{work.states.url}/vectors")
-    dtype = choose_dtype(work.config.dtype, cluster.device_type(work.config.device, work.config.num_actors))
-    states.check_identity(make_identity(_states_plan(work), dtype, "float32"))
-    languages = _publish_texts(work)
-    rows = languages * math.ceil(_UNIT_ROWS / languages)
-    options = {key: getattr(work.config, key) for key in ModelConfig.model_fields}
-    encode_config = EncodeConfig(
-        **options,
-        input=[f"{work.states.url}/{_TEXTS}"],
-        output=f"{work.states.url}/vectors",
-        keep=[GROUP, LANG],
-        unit_rows=rows,
-        max_quarantined=1,
-    )
-    return prepare(encode_config, work.states_method, work.columns)
-
-
-def _states_plan(work: FitWork) -> Plan:
-    if work.states_method is None:
-        return work.planned
-    return plan(work.config.model, work.states_method, work.config.revision, work.config.max_length)
-
-
-def _publish_texts(work: FitWork) -> int:
-    """Returns how many languages a group has in the texts that are there now."""
-    wanted = work.corpus.table()
-    if work.states.exists(_TEXTS):
-        held = from_bytes(work.states.read(_TEXTS), f"{work.states.url}/{_TEXTS} (delete the folder)")
-        rows = [
-            set(zip(*(t.column(n).to_pylist() for n in (GROUP, LANG, "text")), strict=True)) for t in (held, wanted)
-        ]
-        if rows[1] <= rows[0]:
-            return len(set(held.column(LANG).to_pylist()))
-    work.states.publish_if_changed(_TEXTS, to_bytes(wanted))
-    return len(work.corpus.languages)
 
 
 def describe_fit(work: FitWork) -> tuple[dict[str, Any], str]:
@@ -249,14 +217,15 @@ def describe_fit(work: FitWork) -> tuple[dict[str, Any], str]:
         "construction": work.config.construction,
         "rank": work.rank,
         "blocks": [int(name.removeprefix("layer.")) for name in work.columns if name != VECTOR],
-        "states": work.states.url,
+        "states": work.states.folder.url,
         "states_bytes": work.states_bytes,
         "identity": work.planned.identity(),
     }
+    rank = "" if work.rank is None else f" of rank {work.rank}"
     where = f"blocks {plan['blocks'][0]}-{plan['blocks'][-1]}" if plan["blocks"] else "the finished embedding"
     text = (
         f"{plan['groups']} groups in {len(plan['languages'])} languages, left out: {work.corpus.left_out or 'none'}; "
-        f"{rows:,} texts to run\n{plan['construction']} of rank {work.rank} on {where}\n"
-        f"states of {work.states_bytes / 2**20:,.1f} MiB in {work.states.url}\nnothing was started or written"
+        f"{rows:,} texts to run\n{plan['construction']}{rank} on {where}\n"
+        f"states of {work.states_bytes / 2**20:,.1f} MiB in {work.states.folder.url}\nnothing was started or written"
     )
     return plan, text

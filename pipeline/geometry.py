@@ -12,6 +12,7 @@ from sklearn.manifold import TSNE
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 from index.ann import as_rows
+from pipeline.errors import RunError
 from pipeline.examples import Examples
 from pipeline.figures import scatter
 from pipeline.scored import Scored, Vectors
@@ -20,6 +21,7 @@ from pipeline.scored import Scored, Vectors
 _STRATA = 10
 _SEED = 0
 _MOST_POINTS = 2000
+_TINY = 1e-9
 
 
 def score_geometry(examples: Examples, vectors: Vectors) -> Scored:
@@ -35,7 +37,11 @@ def score_geometry(examples: Examples, vectors: Vectors) -> Scored:
     count = len(set(languages))
     clusters = KMeans(count, n_init=10, random_state=_SEED).fit(unit_ND).labels_
     anchor, translation = _pairs(groups)
-    negative = _negatives(languages, examples.columns["text"])[anchor]
+    negative = _negatives(groups, languages, examples.columns["text"])[anchor]
+    # The only sentence of its language, say, has no negative.
+    anchor, translation, negative = (rows[negative >= 0] for rows in (anchor, translation, negative))
+    if not len(anchor):
+        raise RunError(f"subset {examples.subset}: no text has another of its own language to be compared with")
     to_translation = 1 - (unit_ND[anchor] * unit_ND[translation]).sum(axis=1)
     to_negative = 1 - (unit_ND[anchor] * unit_ND[negative]).sum(axis=1)
     violated = to_negative < to_translation
@@ -44,7 +50,7 @@ def score_geometry(examples: Examples, vectors: Vectors) -> Scored:
         "nmi": float(normalized_mutual_info_score(languages, clusters)),
         "ari": float(adjusted_rand_score(languages, clusters)),
         "ordering_violations": float(violated.mean()),
-        "distance_ratio": float(to_translation.mean() / to_negative.mean()),
+        "distance_ratio": float(to_translation.mean() / max(to_negative.mean(), _TINY)),
         "translation_distance": float(to_translation.mean()),
         "negative_distance": float(to_negative.mean()),
     }
@@ -67,19 +73,19 @@ def _pairs(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first, second
 
 
-def _negatives(languages: np.ndarray, texts: list[str]) -> np.ndarray:
-    """Returns for each row another one of its language, drawn among those of like length."""
+def _negatives(groups: np.ndarray, languages: np.ndarray, texts: list[str]) -> np.ndarray:
+    """Returns for each row another one of its language, drawn among those of like length; -1 where there is none."""
     generator = np.random.default_rng(_SEED)
     lengths = np.array([len(text) for text in texts])
-    negative = np.empty(len(texts), dtype=np.int64)
+    negative = np.full(len(texts), -1, dtype=np.int64)
     for language in sorted(set(languages)):
         rows = np.flatnonzero(languages == language)
         rows = rows[np.argsort(lengths[rows], kind="stable")]
-        strata = max(1, min(_STRATA, len(rows) // 2))
-        for stratum in np.array_split(rows, strata):
-            # A turn of a shuffled circle: everyone gets another one.
-            shuffled = generator.permutation(stratum)
-            negative[shuffled] = np.roll(shuffled, 1)
+        for stratum in np.array_split(rows, max(1, min(_STRATA, len(rows) // 2))):
+            for row in stratum:
+                others = [o for o in stratum if groups[o] != groups[row] and texts[o] != texts[row]]
+                if others:
+                    negative[row] = generator.choice(others)
     return negative
 
 
@@ -89,8 +95,11 @@ def geometry_page(title: str, examples: Examples, stages: dict[str, tuple[Vector
     Args:
         stages: vectors and scores by name, such as before and after a subspace was removed.
     """
+    # Whole groups, at equal distances, so that every language is there.
+    place = {group: i for i, group in enumerate(dict.fromkeys(examples.columns["group"]))}
     step = -(-len(examples.rows) // _MOST_POINTS)
-    texts, languages = (examples.columns[name][::step] for name in ("text", "lang"))
+    shown = [i for i, group in enumerate(examples.columns["group"]) if place[group] % step == 0]
+    texts, languages = ([examples.columns[name][i] for i in shown] for name in ("text", "lang"))
     panels = {name: _in_two_dimensions(texts, vectors) for name, (vectors, _) in stages.items()}
     picture = base64.b64encode(scatter(panels, [str(language) for language in languages])).decode()
     head = "".join(f"<th>{html.escape(name)}</th>" for name in stages)

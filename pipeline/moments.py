@@ -96,7 +96,7 @@ def fit_block(fit: Fit, column: str) -> Fitted | str:
     """Returns the basis of one block, or what is wrong."""
     try:
         moments = accumulate(fit, column)
-        basis, values = _directions(fit, moments)
+        basis, values = _directions(fit, moments, column)
     except ValueError as problem:
         return str(problem)
     tensors = {f"{column}.basis": basis, f"{column}.singular_values": values}
@@ -120,7 +120,7 @@ def fit_embedding(fit: Fit, column: str) -> Fitted | str:
         if fit.construction == "lsar":
             basis = lsar_directions(moments.mean_KD, fit.rank)
         else:
-            basis, _ = _directions(fit, moments)
+            basis, _ = _directions(fit, moments, column)
             mean = moments.mean_D if fit.removal == "hard" else mean
     except ValueError as problem:
         return str(problem)
@@ -128,9 +128,11 @@ def fit_embedding(fit: Fit, column: str) -> Fitted | str:
     return Fitted(_float32(projection), moments.groups, _share(basis, moments))
 
 
-def _directions(fit: Fit, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
+def _directions(fit: Fit, moments: Moments, column: str) -> tuple[np.ndarray, np.ndarray]:
     if fit.construction == "random":
-        return random_directions(len(moments.mean_D), fit.rank, fit.seed), np.zeros(fit.rank)
+        # Another subspace in each block, the same every time.
+        seed = [fit.seed, *column.encode()]
+        return random_directions(len(moments.mean_D), fit.rank, seed), np.zeros(fit.rank)
     if fit.construction == "language-mean":
         return language_mean_directions(moments.mean_KD, fit.rank)
     return top_directions(moments.within_DD, fit.rank)

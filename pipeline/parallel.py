@@ -12,7 +12,7 @@ from extractors.inputs import is_blank
 from pipeline.errors import RowKeptOut, UsageError
 from pipeline.parquet import read_file
 from pipeline.rows import strings
-from pipeline.source import find_shards
+from pipeline.source import find_shards, plain_type
 
 GROUP, LANG, TEXT = "group", "lang", "text"
 _GROUP_COLUMNS = (GROUP, "group_id", "id")
@@ -49,7 +49,9 @@ class ParallelCorpus:
         return pa.table(columns)
 
 
-def read_parallel(inputs: Sequence[str], languages: Sequence[str], most_groups: int | None) -> ParallelCorpus:
+def read_parallel(
+    inputs: Sequence[str], languages: Sequence[str], most_groups: int | None, states: str | None = None
+) -> ParallelCorpus:
     """Reads a corpus and keeps the groups that are complete over the languages, the first ``most_groups`` of them.
 
     Long files have the columns group (or group_id), lang and text; of several, each holds a part of the rows. Wide
@@ -57,12 +59,16 @@ def read_parallel(inputs: Sequence[str], languages: Sequence[str], most_groups: 
 
     Args:
         languages: none for all in a long file.
+        states: a folder whose files are no inputs, wherever it lies.
 
     Raises:
         UsageError: no such language, fewer than two, a group that has a language twice, or no complete group.
     """
-    tables = [(shard.source, read_file(shard.source)) for shard in find_shards(inputs)]
-    is_long = all({LANG, TEXT} <= set(table.column_names) for _, table in tables)
+    tables = [(shard.source, read_file(shard.source)) for shard in find_shards(inputs, states)]
+    kinds = {{LANG, TEXT} <= set(table.column_names) for _, table in tables}
+    if len(kinds) > 1:
+        raise UsageError(f"some of {', '.join(inputs)} have columns {LANG} and {TEXT}, others a column a language")
+    (is_long,) = kinds
     texts = _long(tables) if is_long else _wide(tables, languages)
     known = list(dict.fromkeys(language for entries in texts.values() for language in entries))
     if not is_long:
@@ -72,6 +78,8 @@ def read_parallel(inputs: Sequence[str], languages: Sequence[str], most_groups: 
     if missing:
         hint = nearest(missing[0], known)
         raise UsageError(f"language {missing[0]!r} is not in the corpus{hint}; it has {', '.join(sorted(known))}")
+    if not texts:
+        raise UsageError(f"the corpus {', '.join(inputs)} has no rows")
     if len(set(chosen)) < 2 or len(set(chosen)) < len(chosen):
         raise UsageError(f"languages {', '.join(chosen)}: a subspace needs at least two, each once")
     complete: dict[str, list[str]] = {}
@@ -101,13 +109,14 @@ def _long(tables: list[tuple[str, pa.Table]]) -> Texts:
         name = next((name for name in _GROUP_COLUMNS if name in table.column_names), None)
         if name is None:
             raise UsageError(f"{source}: a long corpus needs a column {GROUP}; it has {', '.join(table.column_names)}")
-        columns = (table.column(name).to_pylist(), *(_strings(source, table, column) for column in (LANG, TEXT)))
-        for group, language, text in zip(*columns, strict=True):
-            if group is None or not isinstance(language, str) or not _is_text(text):
+        columns = (_groups(source, table, name), *(_strings(source, table, column) for column in (LANG, TEXT)))
+        for row, (group, language, text) in enumerate(zip(*columns, strict=True)):
+            # A row without a group is a group of its own, which no other language completes.
+            entries = texts.setdefault(f"{source}#{row}" if group is None else group, {})
+            if not isinstance(language, str) or not _is_text(text):
                 continue
-            entries = texts.setdefault(str(group), {})
             if language in entries:
-                raise UsageError(f"{source}: group {group!r} has language {language!r} twice; give each group its own")
+                raise UsageError(f"{source}: group {group} has language {language!r} twice; give each group its own")
             entries[language] = text
     return texts
 
@@ -117,21 +126,42 @@ def _wide(tables: list[tuple[str, pa.Table]], languages: Sequence[str]) -> Texts
         names = ", ".join(sorted({name for _, table in tables for name in table.column_names})[:20])
         raise UsageError(f"a corpus with a column a language needs --languages; its columns are {names}")
     texts: Texts = {}
-    for source, table in tables:
-        name = next((name for name in _GROUP_COLUMNS if name in table.column_names), None)
-        groups: list[Any] = table.column(name).to_pylist() if name else list(range(table.num_rows))
-        if len(set(groups)) < len(groups):
-            twice = next(group for group, count in collections.Counter(groups).items() if count > 1)
-            raise UsageError(f"{source}: group {twice!r} stands in two rows; give each group its own {name}")
-        for language in table.column_names if name is None else [n for n in table.column_names if n != name]:
-            if language not in languages:
-                continue
-            for group, text in zip(groups, _strings(source, table, language), strict=True):
-                if _is_text(text):
-                    texts.setdefault(str(group), {}).setdefault(language, text)
+    named = [_group_column(table, languages) for _, table in tables]
+    if None in named and len({table.num_rows for _, table in tables}) > 1:
+        raise UsageError(f"files of different length need a column {GROUP} to say which rows belong together")
+    for name, (source, table) in zip(named, tables, strict=True):
+        groups = [str(row) for row in range(table.num_rows)] if name is None else _groups(source, table, name)
+        twice = next((group for group, count in collections.Counter(groups).items() if group and count > 1), None)
+        if twice is not None:
+            raise UsageError(f"{source}: group {twice} stands in two rows; give each group its own {name}")
         for group in groups:
-            texts.setdefault(str(group), {})
+            texts.setdefault(group or f"{source}#null", {})
+        for language in (column for column in table.column_names if column in languages and column != name):
+            for group, text in zip(groups, _strings(source, table, language), strict=True):
+                if group is None or not _is_text(text):
+                    continue
+                if texts[group].setdefault(language, text) != text:
+                    raise UsageError(
+                        f"{source}: group {group} has another {language} text in another file. Files with the same "
+                        f"languages must not share groups; give each group its own {name or GROUP}"
+                    )
     return texts
+
+
+def _group_column(table: pa.Table, languages: Sequence[str]) -> str | None:
+    """Returns the column that names the groups: ``id`` may also be Indonesian, in a column of sentences."""
+    found = next((name for name in _GROUP_COLUMNS if name in table.column_names and name not in languages), None)
+    is_text = found == "id" and plain_type(table.column(found).type) == pa.string()
+    return None if is_text and len(table.column(found).unique()) < table.num_rows else found
+
+
+def _groups(source: str, table: pa.Table, name: str) -> list[str | None]:
+    """Returns the groups' names; 1 and 1.0 (as pandas writes whole numbers beside nulls) are the same."""
+    column = table.column(name)
+    if pa.types.is_nested(column.type):
+        raise UsageError(f"{source}: column {name} has type {column.type}; give texts or whole numbers")
+    values = column.to_pylist()
+    return [None if v is None else str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in values]
 
 
 def _strings(source: str, table: pa.Table, column: str) -> list[Any]:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from extractors.encoder import Encoder
-from extractors.errors import TextError
+from extractors.errors import MethodError, TextError
 from extractors.method import ResolvedMethod
 from extractors.plan import plan
 from index.ann import VectorIndex
@@ -60,14 +60,22 @@ class Searcher:
             raise UsageError(
                 "this index was made of vectors without an encoder on record; give queries with a vector column"
             )
-        subspaces = [read_subspace(path) for path in self.about.get("subspace", [])]
+        try:
+            subspaces = [read_subspace(path) for path in self.about.get("subspace") or []]
+        except MethodError as problem:
+            raise UsageError(
+                f"the index was made with a subspace that cannot be read: {problem}. Bring the file back, or run "
+                "encode with its new place and index again"
+            ) from None
+        if any(one.language_bases for one in subspaces):
+            raise UsageError("the index was made with a basis for each language; give queries with a vector column")
         planned = plan(
             self.about["model"],
             ResolvedMethod.from_identity(identity["method"]).without_subspaces(),
             self.about["revision"],
             identity["max_length"],
             subspaces,
-            self.about.get("subspace_strength", 1.0),
+            self.about.get("subspace_strength") or 1.0,
             # Whatever they were fitted for: the vectors were made with them.
             allow_mismatch=True,
         )

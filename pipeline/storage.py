@@ -98,16 +98,24 @@ class Folder:
         if self.fs.exists(self.at(name)):
             self.fs.rm_file(self.at(name))
 
-    def delete(self) -> None:
-        """Deletes the folder and all that is in it."""
-        self.fs.invalidate_cache()
-        if self.fs.exists(self.path):
-            self.fs.rm(self.path, recursive=True)
+    def delete_if_empty(self) -> None:
+        """Deletes the folder if there is nothing in it; object stores have none to delete."""
+        if self.is_local and os.path.isdir(self.path) and not os.listdir(self.path):
+            os.rmdir(self.path)
 
 
 def split_url(path: str) -> tuple[str, str]:
-    """Returns the folder and the name of a file's path or URL."""
+    """Returns the folder and the name of a file's path or URL.
+
+    Raises:
+        UsageError: the path of a folder, or of no file.
+    """
+    fs, place = open_path(path)
     folder, _, name = path.rpartition("/")
+    if not name or fs.isdir(place):
+        raise UsageError(f"output {path!r} is a folder; give a file")
+    if folder and fs.isfile(open_path(folder)[1]):
+        raise UsageError(f"output {path}: {folder} is a file; give a file in a folder")
     return folder or ("/" if path.startswith("/") else "."), name
 
 

@@ -153,6 +153,16 @@ class VectorStore:
         """Removes the note."""
         self.folder.remove(f"{_ATTEMPTS}/{unit}.json")
 
+    def delete(self) -> None:
+        """Deletes everything that a run wrote here; run.json last, so that a deletion cut short leaves a run."""
+        self.folder.remove(REPORT)
+        for folder in (_COMMITS, _VECTORS, _QUARANTINE, _ATTEMPTS):
+            for name in self.folder.names(folder):
+                self.folder.remove(f"{folder}/{name}")
+            Folder(f"{self.folder.url}/{folder}").delete_if_empty()
+        self.folder.remove(RUN)
+        self.folder.delete_if_empty()
+
     def withdraw(self, unit: str) -> None:
         """Removes a unit's commit, then its files."""
         self.folder.remove(f"{_COMMITS}/{unit}.json")

@@ -2,10 +2,10 @@
 
 import dataclasses
 import os
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from extractors.errors import nearest
 from extractors.validated import parse
@@ -45,13 +45,21 @@ class Task(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=r"^[\w.-]+$")
+    name: str = Field(pattern=r"^[^\W_][\w.-]*$", description="begins with a letter or digit")
     type: TaskType
     data: str
     columns: dict[str, str] = {}
     pairs: list[tuple[str, str]] = []
-    where: dict[str, str | bool | int | float] = {}
+    where: dict[str, Any] = {}
     limit: int | None = Field(None, gt=0)
+
+    @field_validator("where")
+    @classmethod
+    def _plain_values(cls, where: dict[str, Any]) -> dict[str, Any]:
+        for name, value in where.items():
+            if not isinstance(value, str | bool | int | float):
+                raise ValueError(f"{name}: {value!r} is {type(value).__name__}; give a text, a number, true or false")
+        return where
 
     @model_validator(mode="after")
     def _fits_its_type(self) -> "Task":
@@ -62,6 +70,8 @@ class Task(BaseModel):
                     f"columns: {name!r} is not known{nearest(name, allowed)}; "
                     f"a task of type {self.type} has {', '.join(allowed)}"
                 )
+        if len(set(self.pairs)) < len(self.pairs):
+            raise ValueError("pairs: the same pair stands twice")
         if self.pairs and self.type != "bitext":
             raise ValueError(f"pairs: goes with type bitext, not with {self.type}")
         return self

@@ -351,3 +351,30 @@ def test_a_family_with_an_attention_of_its_own_is_run_whole(tmp_path: Path) -> N
 def test_a_prompts_beginning_is_run_whole_where_it_is_read_or_changed(tiny: dict[str, str]) -> None:
     for name in ("va-prompteol", "kv-embedding", "wva-prompteol", "lt"):
         assert Encoder(tiny["llama"], name)._prefix_ids == [None]
+
+
+def test_longrope_turns_no_short_text_to_long_positions(tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    config = CONFIGS["phi3"]()
+    config.update(
+        {"original_max_position_embeddings": 64, "rope_parameters": {**rope, "original_max_position_embeddings": 64}}
+    )
+    model = save_model(tmp_path, config, byte_level())
+    long = "so many words " * 20
+    for name in ("prompteol", "cp-ns"):
+        encoder = Encoder(model, name)
+        together = encoder.encode([*SENTENCES, long])
+        encoder.token_budget = 1
+        encoder._prefix_ids = [None] * len(encoder._prefix_ids)
+        assert_same_vectors(together, encoder.encode([*SENTENCES, long]))
+
+
+def test_a_text_without_a_token_of_its_own_is_refused_in_a_prompt_too(tmp_path: Path) -> None:
+    from tokenizers import normalizers
+
+    tokenizer = byte_level()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents()])
+    model = save_model(tmp_path, llama(), tokenizer)
+    for name in ("prompteol", "lt"):
+        with pytest.raises(TextError, match="text 1: the tokenizer makes no token"):
+            Encoder(model, name).encode(["fine", "\u0301\u0301"])

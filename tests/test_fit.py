@@ -15,7 +15,7 @@ import pytest
 import ray
 import torch
 from safetensors import safe_open
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save
 
 from extractors import Encoder, MethodError
 from extractors.plan import plan
@@ -26,7 +26,9 @@ from pipeline.config import EncodeConfig, FitConfig, IndexConfig, SearchConfig
 from pipeline.encode import encode
 from pipeline.errors import UsageError
 from pipeline.fit import fit, prepare_fit
+from pipeline.parallel import read_parallel
 from pipeline.search import search
+from pipeline.states import States
 from pipeline.store import VectorStore
 from pipeline.vectors import matrix
 from tests.conftest import SENTENCES, write_shard
@@ -99,6 +101,7 @@ def test_the_file_holds_what_a_plain_script_finds(
     np.testing.assert_allclose(basis @ basis.T, rows[:2].T @ rows[:2], atol=1e-4)
     assert about["groups"] == 12 and about["rank"] == 2 and about["languages"] == list(LANGUAGES)
     with safe_open(tmp_path / "s.safetensors", "numpy") as opened:
+        assert set(opened.metadata()) >= {"format_version", "dtype", "width"}
         assert set(opened.metadata()) >= {
             "model",
             "revision",
@@ -233,6 +236,30 @@ def test_states_of_another_run_are_left_as_they_are(
     assert {path: path.read_bytes() for path in (shared / "blocks").rglob("*.parquet")} == before
 
 
+def test_states_are_deleted_only_where_they_are_the_fits_own(
+    ray_session: None, tiny: dict[str, str], shared: Path, tmp_path: Path
+) -> None:
+    wide, output = shared / "wide.parquet", tmp_path / "s.safetensors"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    fit(options(tiny, wide, output, start_layer=3, states=str(tmp_path / "mine")))
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["texts.parquet", "thesis.txt", "vectors"]
+    # Another corpus, or more languages of this one, is not put in its place.
+    before = {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*.*")}
+    pq.write_table(pa.table(corpus(5)), tmp_path / "five.parquet")
+    fewer = {"start_layer": 3, "states": str(tmp_path / "mine"), "languages": "eng,deu"}
+    fit(options(tiny, tmp_path / "five.parquet", output, **fewer))
+    pq.write_table(pa.table({**corpus(5), "eng": ["other"] * 4 + ["more"]}), tmp_path / "other.parquet")
+    with pytest.raises(UsageError, match=r"states of another corpus.*nothing was changed"):
+        fit(options(tiny, tmp_path / "other.parquet", output, **fewer))
+    after = {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*.*")}
+    assert {k: v for k, v in after.items() if k.name != "report.json"} == {
+        k: v for k, v in before.items() if k.name != "report.json"
+    }
+    States(str(tmp_path / "mine")).delete()
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
 def test_lir_needs_the_rows_languages(ray_session: None, tiny: dict[str, str], shared: Path, tmp_path: Path) -> None:
     fit(on_embedding(tiny, shared, tmp_path / "lir.safetensors", construction="lir"))
     subspace = load_subspace(str(tmp_path / "lir.safetensors"))
@@ -312,6 +339,9 @@ def test_a_subspace_is_refused_elsewhere(ray_session: None, tiny: dict[str, str]
     (tmp_path / "bad.safetensors").write_bytes(b"nothing")
     with pytest.raises(MethodError, match="written by `isogloss fit`"):
         load_subspace(str(tmp_path / "bad.safetensors"))
+    (tmp_path / "foreign.safetensors").write_bytes(save({"layer.0.attention.weight": np.ones(2)}))
+    with pytest.raises(MethodError, match="holds no subspace"):
+        load_subspace(str(tmp_path / "foreign.safetensors"))
     assert Subspace({"a": 1}, {"x": np.ones(2)}).sha256 != Subspace({"a": 2}, {"x": np.ones(2)}).sha256
 
 
@@ -333,6 +363,9 @@ def test_a_subspace_is_refused_elsewhere(ray_session: None, tiny: dict[str, str]
         (corpus(), {"start_layer": 4}, "blocks are 0-3"),
         (corpus(), {"start_layer": None}, "no start layer is known"),
         (corpus(), {"rank": 64}, "would leave nothing of 64"),
+        (corpus(), {"place": "embedding", "start_layer": None, "removal": "soft", "rank": 2}, "scales every direction"),
+        ({"id": [[1]], "eng": ["a"], "fra": ["b"]}, {"languages": "eng,fra"}, "column id has type list"),
+        ({"lang": ["a"], "text": ["x"]}, {"languages": []}, "needs a column group"),
         (corpus(), {"method": "metaeol"}, "8 prompts"),
         (corpus(), {"method": "va"}, "--place embedding"),
     ],
@@ -344,6 +377,43 @@ def test_what_cannot_be_fitted_is_refused_before_anything_runs(
     with pytest.raises((UsageError, MethodError), match=message):
         prepare_fit(options(tiny, tmp_path / "c.parquet", tmp_path / "s.safetensors", **changes))
     assert [path.name for path in tmp_path.iterdir()] == ["c.parquet"]
+
+
+def test_wide_files_are_joined_by_group_and_never_by_chance(tiny: dict[str, str], tmp_path: Path) -> None:
+    def read(*tables: dict[str, list[Any]], languages: str = "eng,fra") -> Any:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        for i, table in enumerate(tables):
+            pq.write_table(pa.table(table), folder / f"{i}.parquet")
+        return read_parallel([str(folder)], languages.split(","), None)
+
+    parts = read({"id": [1, 2], "eng": ["a", "b"]}, {"id": [2, 1], "fra": ["B", "A"]})
+    assert parts.groups == {"1": ["a", "A"], "2": ["b", "B"]}
+    floats = read({"id": [1.0, 2.0], "eng": ["a", "b"]}, {"id": [1, 2], "fra": ["A", "B"]})
+    assert floats.groups == parts.groups
+    assert read({"eng": ["a", "b"]}, {"fra": ["A", "B"]}).groups == {"0": ["a", "A"], "1": ["b", "B"]}
+    with pytest.raises(UsageError, match="another eng text in another file"):
+        read({"eng": ["a", "b"], "fra": ["A", "B"]}, {"eng": ["c", "d"], "fra": ["C", "D"]})
+    with pytest.raises(UsageError, match="different length"):
+        read({"eng": ["a", "b"]}, {"fra": ["A"]})
+    # A column id may be Indonesian.
+    assert read({"en": ["a", "b"], "id": ["x", "y"]}, languages="en,id").groups == {"0": ["a", "x"], "1": ["b", "y"]}
+    assert read({"en": ["a", "b"], "fr": ["A", "B"], "id": ["ya", "ya"]}, languages="en,fr").left_out == {}
+    with pytest.raises(UsageError, match="others a column a language"):
+        read({"group": [1], "lang": ["a"], "text": ["b"]}, {"eng": ["a"]})
+
+
+def test_languages_of_a_yaml_file(tmp_path: Path) -> None:
+    given = {"model": "m", "input": "i", "output": "o", "languages": ["en", False]}
+    with pytest.raises(ValueError, match="write them in quotes"):
+        FitConfig.model_validate(given)
+
+
+def test_an_output_that_is_a_folder_is_refused_first(tiny: dict[str, str], shared: Path, tmp_path: Path) -> None:
+    for output in (str(tmp_path), f"{tmp_path}/x/", ""):
+        with pytest.raises(UsageError, match="is a folder; give a file"):
+            config = options(tiny, shared / "wide.parquet", Path("x"))
+            prepare_fit(config.model_copy(update={"output": output}))
 
 
 def test_incomplete_and_repeated_groups_are_left_out_and_counted(tiny: dict[str, str], tmp_path: Path) -> None:
@@ -401,6 +471,7 @@ def test_a_fit_that_was_killed_goes_on_to_the_same_subspace(
     assert {
         path: path.stat().st_mtime_ns for path in Path(states, "vectors", "commits").iterdir() if path in kept
     } == kept
+    assert fit(config.model_copy(update={"groups": 343, "output": str(tmp_path / "f.safetensors")}))["groups"] == 343
     undisturbed = config.model_copy(update={"output": str(tmp_path / "u.safetensors"), "num_actors": 3})
     fit(undisturbed)
     one, other = (load_subspace(str(tmp_path / f"{name}.safetensors")).bases[3] for name in "ku")

@@ -89,6 +89,18 @@ def test_the_page_shows_before_and_after(ray_session: None, tiny: dict[str, str]
     assert result["identity"]["removals"] and result["n_items"] == 12
 
 
+def test_the_only_sentence_of_a_language_has_no_negative() -> None:
+    columns = {"text": list("abcde"), "group": [1, 1, 2, 2, 1], "lang": ["x", "y", "x", "y", "z"]}
+    part = Examples("default", COLUMNS["geometry"], list(range(5)), columns, {})
+    vectors = dict(zip("abcde", np.eye(5, dtype=np.float32), strict=True))
+    items = score_geometry(part, vectors).items.to_pylist()
+    assert all(row["item"] != 4 and row["negative"] != row["item"] for row in items)
+    assert {(row["item"], row["translation"]) for row in items} == {(0, 1), (0, 4), (1, 0), (1, 4), (2, 3), (3, 2)}
+
+
 def test_a_corpus_without_pairs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="two languages or more"):
         read_examples(*load_task(task_file(tmp_path, {"group": [1, 2], "lang": ["a", "b"], "text": ["x", "y"]})))
+    twice = {"group": [1, 1, 1, 2], "lang": ["a", "a", "b", "b"], "text": ["x", "y", "z", "v"]}
+    with pytest.raises(UsageError, match="language twice"):
+        read_examples(*load_task(task_file(tmp_path, twice)))

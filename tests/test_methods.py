@@ -67,7 +67,14 @@ def test_prompts_are_the_published_bytes(name: str, digest: str) -> None:
 
 
 def test_sentence_normalization_of_the_prompt_papers() -> None:
-    pairs = {"A cat": "A cat.", "A cat.": "A cat.", "Is it?": "Is it.", "'Yes'": "'Yes'", "": ""}
+    pairs = {
+        "A cat": "A cat.",
+        "A cat.": "A cat.",
+        "Is it?": "Is it.",
+        "'Yes'": "'Yes'",
+        'a "b" c?': "a 'b' c.",
+        "": "",
+    }
     assert {text: normalized(text) for text in pairs} == pairs
 
 
@@ -96,7 +103,14 @@ def test_identity_round_trip() -> None:
         ("read: value\nlayers: last\npooling: mean\nprompt: '{reversed} {text}'", "a list of two prompts"),
         ("read: value\nlayers: last\npooling: mean\nprompt: '<PST> {text}'", "token-prepending"),
         ("read: value\nlayers: last\npooling: mean\nsteering: {kind: x}", "list of mappings"),
-        ("read: value\nlayers: last\npooling: mean\nsteering: [x]", "valid"),
+        ("read: value\nlayers: last\npooling: mean\nsteering: [x]", "steering 'x' needs a kind: contrastive-prompting"),
+        ("read: value\nlayers: [true]\npooling: mean", "fractions of depth"),
+        ("read: value\nlayers:\npooling: mean", "a number, or a list"),
+        ("read: value\nlayers: last\npooling: avg", "'mean-text'"),
+        ("read: values\nlayers: last\npooling: mean", "did you mean 'value'"),
+        ("read: value\nlayers: last\npooling: mean\nprompt: 5", "a text with {text}"),
+        ("read: value\nlayers: last\npooling: mean\nsteering: [{kind: subspace-removal}]", "with --subspace"),
+        ("read: value\nlayers: last\npooling: mean\nsteering: [{kind: key-value-slot, bias: .nan}]", "finite"),
         (
             "read: value\nlayers: last\npooling: mean\nsteering: [{kind: token-prependin}]",
             "did you mean 'token-prepending'",
@@ -127,6 +141,13 @@ def test_method_file(tmp_path: Path) -> None:
     method = load_method(str(path))
     assert method.name == "own"
     assert method.templates == METHODS["prompteol"].templates + METHODS["futureeol"].templates
+
+
+def test_numbers_for_layers_are_what_they_look_like(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    for layers, expected in (("2", (2,)), ("0.8", "0.8"), ("[1, 2]", (1, 2))):
+        path.write_text(f"read: value\npooling: mean\nlayers: {layers}")
+        assert load_method(str(path)).layers == expected
 
 
 def test_unknown_names_and_layers_outside() -> None:

@@ -1,5 +1,6 @@
 """Each scorer against mteb's own, on random vectors, and against values worked out by hand."""
 
+import decimal
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from pipeline.config import EvaluateConfig
-from pipeline.errors import UsageError
+from pipeline.errors import RunError, UsageError
 from pipeline.evaluate import SCORERS, evaluate
 from pipeline.examples import Examples, read_examples
 from pipeline.scored import Scored
@@ -209,6 +210,55 @@ def test_a_limit_counts_rows_of_each_split(tmp_path: Any) -> None:
     assert part.columns["text"] == ["a", "b", "f", "g"]
 
 
+def test_items_are_rows_of_their_subset_with_a_limit_too(tmp_path: Any) -> None:
+    table = {
+        "text": list("abcdef"),
+        "label": [0, 1, 0, 0, 1, 1],
+        "split": ["test", "train", "dev", "train", "test", "test"],
+    }
+    (part,) = read_examples(*load_task(task_file(tmp_path, "classification", table, limit=2)))
+    assert part.rows == [0, 1, 3, 4] and part.columns["text"] == list("abde") and part.left_out == {"other-split": 1}
+
+
+def test_values_in_any_type(tmp_path: Any) -> None:
+    score = pa.array([decimal.Decimal("0.5"), decimal.Decimal("1.5")])
+    table = {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "score": score, "y": pa.array([0.1, 0.1], pa.float32())}
+    (part,) = read_examples(*load_task(task_file(tmp_path, "sts", table, where={"y": 0.1})))
+    assert part.columns["score"] == [0.5, 1.5]
+    fixed = pa.array([["b", "c"]], pa.list_(pa.string(), 2))
+    lists = {"query": pa.array(["a"], pa.string_view()), "positive": fixed, "negative": [["d"]]}
+    (part,) = read_examples(*load_task(task_file(tmp_path, "reranking", lists)))
+    assert part.columns["positive"] == [["b", "c"]]
+    infinite = {"sentence1": ["a"] * 3, "sentence2": ["c"] * 3, "score": [0.0, 1.0, float("inf")]}
+    (part,) = read_examples(*load_task(task_file(tmp_path, "sts", infinite)))
+    assert part.left_out == {"not-a-number": 1}
+
+
+def test_a_refused_run_leaves_the_results_folder_as_it_was(
+    ray_session: None, tiny: dict[str, str], tmp_path: Any
+) -> None:
+    task = task_file(tmp_path, "clustering", {"text": SENTENCES[:4], "label": [1, 1, 2, 2]})
+    options = {"task": [task], "model": tiny["llama"], "output": str(tmp_path / "out")}
+    evaluate(EvaluateConfig(method="va", **options))
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.*")}
+    task_file(tmp_path, "clustering", {"text": SENTENCES[4:8], "label": [1, 1, 2, 2]})
+    with pytest.raises(UsageError, match="belongs to another run"):
+        evaluate(EvaluateConfig(method="lt", **options))
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.*")} == before
+
+
+def test_what_is_left_after_encoding_must_still_make_a_score(
+    ray_session: None, tiny: dict[str, str], tmp_path: Any
+) -> None:
+    from tests.conftest import byte_level, llama, save_model
+
+    spoiled = byte_level()("q")["input_ids"][0]
+    model = save_model(tmp_path / "m", llama(), byte_level(), lambda m: m.embed_tokens.weight[spoiled].fill_(np.nan))
+    task = task_file(tmp_path, "clustering", {"text": ["abc", "bcd", "q"], "label": [1, 1, 2]})
+    with pytest.raises(RunError, match=r"needs two different labels.*non-finite.* could not be encoded"):
+        evaluate(EvaluateConfig(task=[task], model=model, method="lt", output=str(tmp_path / "out")))
+
+
 @pytest.mark.parametrize(
     ("kind", "table", "fields", "message"),
     [
@@ -221,6 +271,18 @@ def test_a_limit_counts_rows_of_each_split(tmp_path: Any) -> None:
         ("pair-classification", {"sentence1": ["a"], "sentence2": ["b"], "label": [2]}, {}, "labels must be 0"),
         ("reranking", {"query": ["a"], "positive": ["b"], "negative": [["c"]]}, {}, "lists of strings"),
         ("clustering", {"text": ["a"], "label": [1]}, {"pairs": [["a", "b"]]}, "goes with type bitext"),
+        ("clustering", {"text": ["a"], "label": [[1]]}, {}, "column label has type list.*one value a row"),
+        ("clustering", {"text": ["a"], "label": [1], "subset": [[1]]}, {}, "subsets are named by"),
+        ("clustering", {"text": ["a", "b"], "label": [1, 2], "subset": [None, "None"]}, {}, "one subset"),
+        ("clustering", {"text": ["a"], "label": [1]}, {"name": "_hidden"}, "pattern"),
+        (
+            "clustering",
+            {"text": ["a"], "label": [1]},
+            {"where": {"label": None}},
+            "label: None is NoneType; give a text",
+        ),
+        ("bitext", {"source": ["a"], "target": ["b"]}, {"pairs": [["a", "b"], ["a", "b"]]}, "stands twice"),
+        ("classification", {"text": ["a"], "label": [1], "split": [1]}, {"limit": 2}, "nothing to score.*other-split"),
         ("clustering", {"text": ["a"], "label": [1]}, {"columns": {"source": "a"}}, "'source' is not known"),
     ],
 )

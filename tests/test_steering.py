@@ -9,6 +9,7 @@ import torch
 from extractors import Encoder, Method, MethodError, TextError
 from extractors.encoder import _right_padded
 from extractors.inputs import _MARK
+from extractors.layers import BackboneShape
 from extractors.listing import list_methods
 from extractors.method import ResolvedMethod
 from extractors.methods import METHODS, load_method
@@ -219,6 +220,41 @@ def test_steering_that_cannot_work_is_refused(tiny: dict[str, str], steering: An
         Encoder(tiny["llama"], last(steering=(steering,)))
     with pytest.raises(MethodError, match="comes after"):
         Encoder(tiny["llama"], last(read="value", steering=(ContrastivePrompting(layers=(2,)),)))
+
+
+def test_what_does_not_depend_on_the_steering_is_refused(tiny: dict[str, str]) -> None:
+    cp, slot = ContrastivePrompting(layers=(2,)), KeyValueSlot(layers=(2,))
+    # Shared weights meet the values before head outputs are steered; a parallel MLP does not see its block's attention.
+    for wrong, options in (
+        (cp, {"read": "head-output", "heads": "shared-weights"}),
+        (slot, {"read": "head-output", "heads": "shared-weights"}),
+        (cp, {"read": "activation"}),
+        (slot, {"read": "activation"}),
+    ):
+        for family in ("llama", "gpt-neox"):
+            with pytest.raises(MethodError, match="in block 2 comes after the last thing read"):
+                Encoder(tiny[family], last(steering=(wrong,), **options))
+            assert Encoder(tiny[family], last(steering=(wrong,), **{**options, "layers": (3,)})).width
+
+
+@pytest.mark.parametrize(
+    ("shape", "blocks"),
+    [
+        (("llama", 32, 4096, 11008), (1, 2, 3, 4, 5, 6)),
+        (("llama", 32, 4096, 14336), (1, 2)),
+        (("gemma2", 42, 3584, 14336), (1, 2, 3, 4, 5)),
+        (("llama", 30, 576, 1536), (1, 2, 3, 4, 5, 6)),
+        (("qwen2", 24, 896, 4864), (1, 2, 3, 4)),
+        (("llama", 4, 64, 96), (1,)),
+    ],
+)
+def test_token_prepending_begins_at_the_second_block(shape: Any, blocks: tuple[int, ...]) -> None:
+    assert TokenPrepending().resolve(BackboneShape(*shape)).blocks == blocks
+
+
+def test_an_auxiliary_prompt_has_no_placeholder() -> None:
+    with pytest.raises(ValueError, match="no place in an auxiliary prompt"):
+        ContrastivePrompting(auxiliary='A <PST> "{text}" b')
 
 
 def test_steering_in_a_file(tmp_path: Any, tiny: dict[str, str]) -> None:

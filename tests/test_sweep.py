@@ -65,8 +65,10 @@ def test_ranks_on_the_finished_vector(ray_session: None, options: dict[str, Any]
     assert len(list(Path(options["output"], "subspaces").iterdir())) == 2
 
 
-def test_layers(ray_session: None, options: dict[str, Any], tmp_path: Path) -> None:
-    result = checked({**options, "input": []}, tmp_path, over="layer", values=["0", "3"], method="va")
+def test_layers_of_a_steered_method(ray_session: None, options: dict[str, Any], tmp_path: Path) -> None:
+    more = {"over": "layer", "values": [2, 3], "method": "tp", "max_length": 100}
+    result = checked({**options, "input": []}, tmp_path, **more)
+    assert result["recipe"]["max_length"] == 100
     assert yaml.safe_load(Path(result["recipe"]["method"]).read_text())["layers"] == [int(result["best"])]
 
 
@@ -74,7 +76,14 @@ def test_layers(ray_session: None, options: dict[str, Any], tmp_path: Path) -> N
     ("changes", "message"),
     [
         ({"over": "rank", "input": []}, "give a parallel corpus with --input"),
-        ({"over": "layer", "values": "one"}, "takes whole numbers"),
+        ({"over": "layer", "values": "one"}, "takes whole numbers from 0 to 3"),
+        ({"over": "layer", "values": "3,99"}, "--values 99: .*from 0 to 3"),
+        ({"over": "start-layer", "values": [2, -1]}, "--values -1: .*from 0 to 3"),
+        ({"over": "start-layer", "values": "3", "method": "aligned-wva-prompteol"}, "from 0 to 2"),
+        ({"over": "groups", "values": "9"}, "from 1 to 8"),
+        ({"over": "languages", "values": "1"}, "from 2 to 3"),
+        ({"over": "rank", "values": "0"}, "from 1 to 63"),
+        ({"over": "rank", "construction": "lir"}, "needs each text's language"),
     ],
 )
 def test_wrong_sweeps_are_refused(options: dict[str, Any], changes: dict[str, Any], message: str) -> None:

@@ -6,7 +6,6 @@ For DATA see benchmarks/tasks.py. Fitted on NTREX-128 rows 1000-1399 in 15 langu
 on rows 0-199. What WORK already holds is not computed again, so a run that was stopped goes on.
 """
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -18,10 +17,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import yaml
 
-from benchmarks.tasks import TEST_ROWS, TRAIN_ROWS, banking77, bitext, ntrex, sib200, tatoeba
+from benchmarks.tasks import TEST_ROWS, TRAIN_ROWS, banking77, bitext, ntrex, options, sib200, tatoeba
 from extractors.subspace import Subspace, load_subspace
 from pipeline.config import EvaluateConfig, FitConfig, SweepConfig
-from pipeline.demo import find_demo_model
 from pipeline.evaluate import SCORERS, evaluate
 from pipeline.examples import read_examples
 from pipeline.fit import fit
@@ -63,15 +61,11 @@ class Row:
 
 def main() -> None:
     """Parses options, runs what is missing and writes the document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--model", default=None, help="default: the demo's SmolLM2-135M-Instruct")
-    parser.add_argument("--dtype", default="bfloat16", help="default: bfloat16")
+    parser = options(__doc__)
     parser.add_argument("--groups", type=int, default=400, help="default: 400")
-    options = parser.parse_args()
-    study = Study(options.work, options.model or find_demo_model(), options.dtype, options.groups)
-    study.write_tasks(options.data)
+    given = parser.parse_args()
+    study = Study(given.work, given.model, given.dtype, given.groups)
+    study.write_tasks(given.data)
     rows = [row for method in METHODS for row in study.rows(method)]
     DOCUMENT.write_text(document(rows, study), encoding="utf-8")
 

@@ -5,17 +5,15 @@
 For DATA see benchmarks/tasks.py. What WORK already holds is not computed again, so a run that was stopped goes on.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tasks import TEST_ROWS, TRAIN_ROWS, banking77, bitext, ntrex, sib200
+from benchmarks.tasks import TEST_ROWS, TRAIN_ROWS, banking77, bitext, ntrex, options, sib200
 from extractors.listing import list_methods
 from extractors.methods import METHODS
 from pipeline.config import EvaluateConfig
-from pipeline.demo import find_demo_model
 from pipeline.evaluate import evaluate
 
 LANGUAGES = ("fra", "deu", "ita", "por", "spa")
@@ -26,24 +24,19 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "methods.md"
 
 def main() -> None:
     """Parses options, runs what is missing and writes the document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--model", default=None, help="default: the demo's SmolLM2-135M-Instruct")
-    parser.add_argument("--dtype", default="bfloat16", help="default: bfloat16")
+    parser = options(__doc__)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="METHOD")
-    options = parser.parse_args()
-    model = options.model or find_demo_model()
-    sentences = ntrex(options.data, ("eng", *LANGUAGES), 0, SENTENCES)
+    given = parser.parse_args()
+    sentences = ntrex(given.data, ("eng", *LANGUAGES), 0, SENTENCES)
     files = [
-        bitext(options.work, "ntrex", sentences, LANGUAGES),
-        banking77(options.data, options.work),
-        sib200(options.data, options.work),
+        bitext(given.work, "ntrex", sentences, LANGUAGES),
+        banking77(given.data, given.work),
+        sib200(given.data, given.work),
     ]
-    results = {name: measured(name, model, options.dtype, files, options.work) for name in options.methods}
+    results = {name: measured(name, given.model, given.dtype, files, given.work) for name in given.methods}
     if set(results) == set(METHODS):
         DOCUMENT.parent.mkdir(exist_ok=True)
-        DOCUMENT.write_text(document(results, list_methods(model)), encoding="utf-8")
+        DOCUMENT.write_text(document(results, list_methods(given.model)), encoding="utf-8")
 
 
 def measured(name: str, model: str, dtype: str, files: list[str], work: Path) -> dict[str, dict[str, Any]]:

@@ -5,6 +5,7 @@ DATA holds NTREX-128 (parallel/ntrex128_part*.parquet: a column a language), Ban
 split) and Tatoeba (bitext/tatoeba.parquet: lang, src, tgt).
 """
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import yaml
 
+from pipeline.demo import find_demo_model
+
 TRAIN_ROWS, TEST_ROWS = 1000, 500
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """Returns a parser of the options that all tables share."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--model", default=find_demo_model(), help="default: the demo's SmolLM2-135M-Instruct")
+    parser.add_argument("--dtype", default="bfloat16", help="default: bfloat16")
+    return parser
 
 
 def ntrex(data: Path, languages: Sequence[str], begin: int, end: int) -> pa.Table:

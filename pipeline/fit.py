@@ -35,7 +35,8 @@ class FitWork:
     Attributes:
         rank: None where no directions are chosen.
         states_method: what the model is read for; None for the method itself.
-        columns: what the states are stored in, one a block.
+        stored: the columns that hold the states, one a block.
+        columns: those of them that are fitted.
     """
 
     planned: Plan
@@ -44,13 +45,14 @@ class FitWork:
     place: str
     rank: int | None
     states_method: ResolvedMethod | None
+    stored: tuple[str, ...]
     columns: tuple[str, ...]
     states: States
 
     @property
     def states_bytes(self) -> int:
         """Of the states, which are float32."""
-        width = self.planned.shape.hidden_size * len(self.columns) if self.states_method else self.planned.width
+        width = self.planned.shape.hidden_size * len(self.stored) if self.states_method else self.planned.width
         return 4 * width * len(self.corpus.groups) * len(self.corpus.languages)
 
 
@@ -72,14 +74,18 @@ def prepare_fit(config: FitConfig, corpus: ParallelCorpus | None = None) -> FitW
     place = config.place or ("embedding" if config.construction in _ON_EMBEDDINGS else "blocks")
     _refuse_what_does_not_go_together(config, place)
     states_method: ResolvedMethod | None = None
-    columns: tuple[str, ...] = (VECTOR,)
+    stored: tuple[str, ...] = (VECTOR,)
+    columns = stored
     if place == "blocks":
         start = _start_layer(config, planned)
-        states_method = _block_states(planned.method, start, planned.shape.blocks)
-        columns = tuple(f"layer.{block}" for block in states_method.layers)
+        # States that begin at an earlier block serve this start too.
+        first = min(start, states.first_block(default=start))
+        states_method = _block_states(planned.method, first, planned.shape.blocks)
+        stored = tuple(f"layer.{block}" for block in states_method.layers)
+        columns = stored[start - first :]
     width = planned.width if place == "embedding" else planned.shape.hidden_size
     rank = _rank(config, len(corpus.languages), width)
-    return FitWork(planned, corpus, config, place, rank, states_method, columns, states)
+    return FitWork(planned, corpus, config, place, rank, states_method, stored, columns, states)
 
 
 def _rank(config: FitConfig, languages: int, width: int) -> int | None:
@@ -148,7 +154,7 @@ def fit(config: FitConfig, corpus: ParallelCorpus | None = None) -> dict[str, An
         RunError: a worker failed; states that were committed stay.
     """
     work = prepare_fit(config, corpus)
-    report = run(work.states.prepare(config, work.corpus, work.states_method, work.columns), config.num_actors)
+    report = run(work.states.prepare(config, work.corpus, work.states_method, work.stored), config.num_actors)
     cluster.connect()
     how = Fit(
         states=work.states.url,

@@ -36,6 +36,12 @@ class States:
         """The folder of the states themselves."""
         return self.store.url
 
+    def first_block(self, default: int) -> int:
+        """Returns the first block whose states are here, or ``default`` when none are."""
+        run = self.store.run()
+        layers = run["identity"]["method"]["layers"] if run is not None else []
+        return min(layers, default=default)
+
     def prepare(
         self, config: FitConfig, corpus: ParallelCorpus, method: ResolvedMethod | None, columns: tuple[str, ...]
     ) -> Work:

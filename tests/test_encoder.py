@@ -355,18 +355,9 @@ def test_a_prompts_beginning_is_run_whole_where_it_is_read_or_changed(tiny: dict
 
 def test_longrope_turns_no_short_text_to_long_positions(tmp_path: Path) -> None:
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 64}
-    config = Phi3Config(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        vocab_size=512,
-        max_position_embeddings=1024,
-        pad_token_id=1,
-        original_max_position_embeddings=64,
-        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **factors},
-    )
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, **factors}
+    changes = {"original_max_position_embeddings": 64, "rope_parameters": rope}
+    config = Phi3Config.from_dict({**CONFIGS["phi3"]().to_dict(), **changes})
     model = save_model(tmp_path, config, byte_level())
     long = "so many words " * 20
     for name in ("prompteol", "cp-ns"):

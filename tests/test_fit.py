@@ -220,6 +220,10 @@ def test_constructions_come_from_states_that_are_kept(
         for block, basis in load_subspace(str(tmp_path / "c.safetensors")).bases.items():
             np.testing.assert_allclose(basis.T @ basis, np.eye(2), atol=1e-5)
             assert np.abs(basis @ basis.T - prsr.bases[block] @ prsr.bases[block].T).max() > 1e-3
+    # A later start needs no states of its own.
+    later = fit(in_blocks(tiny, shared, tmp_path / "l.safetensors", start_layer=3))
+    bases = load_subspace(str(tmp_path / "l.safetensors")).bases
+    assert later["start_layer"] == 3 and list(bases) == [3] and np.array_equal(bases[3], prsr.bases[3])
     few = fit(in_blocks(tiny, shared, tmp_path / "f.safetensors", languages="eng,deu", groups=5))
     assert (few["groups"], few["rank"]) == (5, 1)
     assert {k: v for k, v in files().items() if k.is_file()} == {k: v for k, v in before.items() if k.is_file()}

@@ -100,8 +100,7 @@ def _score_task(task: Task, parts: list[Examples], encoded: Encoded, config: Eva
     }
     folder.publish(result["items"], to_bytes(pa.concat_tables(items)))
     if task.type == "geometry":
-        for part in (part for part in parts if part.subset in subsets):
-            _publish_geometry(task, part, vectors, config, folder)
+        _publish_geometry(task, [part for part in parts if part.subset in subsets], vectors, config, folder)
     folder.publish(f"{task.name}.json", json.dumps(result, indent=1, ensure_ascii=False).encode())
     return result
 
@@ -113,17 +112,20 @@ def _check_again(part: Examples, task: Task, faults: dict[str, int]) -> None:
         raise RunError(f"{problem}, and so many were left once {faults} could not be encoded") from None
 
 
-def _publish_geometry(task: Task, part: Examples, vectors: Vectors, config: EvaluateConfig, folder: Folder) -> None:
-    """Writes the page; with a subspace, it also shows the embeddings before the removal."""
+def _publish_geometry(
+    task: Task, parts: list[Examples], vectors: Vectors, config: EvaluateConfig, folder: Folder
+) -> None:
+    """Writes a page a subset; with a subspace, it also shows the embeddings before the removal."""
     stages = {"after" if config.subspace else config.method: vectors}
     if config.subspace:
         plain = config.model_copy(update={"subspace": []})
-        before = _encode_texts({task.name: [part]}, plain, Folder(f"{folder.url}/before"))
+        before = _encode_texts({task.name: parts}, plain, Folder(f"{folder.url}/before"))
         stages = {"before": before.vectors[task.name], **stages}
-    shown = part.encoded(set.intersection(*(set(stage) for stage in stages.values())))
-    scored = {name: (stage, score_geometry(shown, stage).scores) for name, stage in stages.items()}
-    name = task.name if part.subset == "default" else f"{task.name}-{part.subset}"
-    folder.publish(f"{name}.html", geometry_page(f"{name}: {config.method}", shown, scored))
+    for part in parts:
+        shown = part.encoded(set.intersection(*(set(stage) for stage in stages.values())))
+        scored = {name: (stage, score_geometry(shown, stage).scores) for name, stage in stages.items()}
+        name = task.name if part.subset == "default" else f"{task.name}-{part.subset}"
+        folder.publish(f"{name}.html", geometry_page(f"{name}: {config.method}", shown, scored))
 
 
 def _averages(subsets: dict[str, dict[str, Any]]) -> dict[str, Any]:

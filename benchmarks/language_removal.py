@@ -14,10 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from benchmarks.tasks import TEST_ROWS, TRAIN_ROWS, banking77, bitext, ntrex, options, sib200, tatoeba
+from benchmarks.tasks import (
+    TEST_ROWS,
+    TRAIN_ROWS,
+    banking77,
+    bitext,
+    long,
+    ntrex,
+    options,
+    sib200,
+    sib200_groups,
+    tatoeba,
+    tico19,
+    xquad_questions,
+)
 from extractors.subspace import Subspace, load_subspace
 from pipeline.config import EvaluateConfig, FitConfig, SweepConfig
 from pipeline.evaluate import SCORERS, evaluate
@@ -44,6 +58,10 @@ STEERED = METHODS[:2]
 # AlignedWVA reads attention outputs up to block 26: what is steered later, it does not see.
 STARTS = {"prompteol": (16, 20, 24, 26, 27, 28, 29), "aligned-wva-futureeol": (8, 12, 16, 18, 20, 22, 24)}
 SHRINKAGES = (0.1, 0.3, 0.6)
+# The method whose subspaces are fitted on other corpora of as many groups too.
+ON_CORPORA = "aligned-wva-futureeol"
+# What all four parallel sets hold, each under its own names.
+COMMON = ("eng", "spa", "rus", "arb", "zho-CN")
 TASKS = ("fitted", "new", "tatoeba", "banking77", "sib200")
 DOCUMENT = Path(__file__).parent.parent / "docs" / "language-removal.md"
 
@@ -82,6 +100,16 @@ class Study:
         """Cuts the corpus to fit on and the tasks out of the data."""
         self.work.mkdir(parents=True, exist_ok=True)
         pq.write_table(ntrex(data, LANGUAGES, 1000, 1000 + self.groups), self.work / "fit.parquet")
+        half, quarter = self.groups // 2, self.groups // 4
+        two = [long(ntrex(data, LANGUAGES, 1000, 1000 + half), "ntrex"), sib200_groups(data, LANGUAGES, half)]
+        four = [
+            long(ntrex(data, COMMON, 1000, 1000 + quarter), "ntrex"),
+            sib200_groups(data, COMMON, quarter),
+            tico19(data, COMMON, quarter),
+            xquad_questions(data, COMMON, quarter),
+        ]
+        for name, parts in (("two", two), ("four", four)):
+            pq.write_table(pa.concat_tables(parts), self.work / f"fit-{name}.parquet")
         (self.work / "va-concat.yaml").write_text(yaml.safe_dump(VA_CONCAT), encoding="utf-8")
         bitext(self.work, "dev", ntrex(data, ("eng", *FITTED), 600, 800), FITTED)
         bitext(self.work, "fitted", ntrex(data, ("eng", *FITTED), 0, 200), FITTED)
@@ -110,6 +138,12 @@ class Study:
         for name, changes in EMBEDDING.items():
             subspace = load_subspace(self.fitted(method, name, place="embedding", **changes))
             yield Row(method, name, self.applied(method, subspace))
+        if method == ON_CORPORA:
+            for name, (corpus, languages) in CORPORA.items():
+                for removal in ("hard", "soft"):
+                    changes = {"place": "embedding", "removal": removal, "corpus": corpus, "languages": languages}
+                    subspace = load_subspace(self.fitted(method, f"{removal} {corpus} {len(languages)}", **changes))
+                    yield Row(method, f"{LABELS[removal]}, {name}", self.applied(method, subspace))
         chosen = self.best_shrinkage(method)
         yield Row(method, f"soft {chosen} (chosen)", self.applied(method, self.soft(method, chosen)))
 
@@ -123,15 +157,18 @@ class Study:
         found = {task: json.loads((output / f"{task}.json").read_text(encoding="utf-8")) for task in tasks}
         return {task: {"main_score": result["main_score"], **result["metrics"]} for task, result in found.items()}
 
-    def fitted(self, method: str, name: str, **changes: Any) -> str:
+    def fitted(
+        self, method: str, name: str, corpus: str = "fit", languages: Sequence[str] = LANGUAGES, **changes: Any
+    ) -> str:
         """Fits a subspace, or finds that it was done; returns its file."""
         place = changes.get("place", "blocks")
         output = self.work / "subspaces" / method / f"{name}.safetensors"
         if not output.exists():
-            states = {"states": str(self.work / "states" / f"{method}-{place}"), "keep_states": True}
+            folder = f"{method}-{place}" if corpus == "fit" else f"{method}-{place}-{corpus}"
+            states = {"states": str(self.work / "states" / folder), "keep_states": True}
             config = {**self.options, **states, **changes, "method": self.argument(method), "output": str(output)}
-            corpus = {"input": str(self.work / "fit.parquet"), "languages": list(LANGUAGES)}
-            fit(FitConfig.model_validate({**config, **corpus}))
+            texts = {"input": str(self.work / f"{corpus}.parquet"), "languages": list(languages)}
+            fit(FitConfig.model_validate({**config, **texts}))
         return str(output)
 
     def best_start(self, method: str) -> int:
@@ -200,6 +237,14 @@ EMBEDDING: dict[str, dict[str, Any]] = {
     "shuffled-pair": {"construction": "shuffled-pair"},
 }
 
+LABELS = {"hard": "centred hard", "soft": "soft 0.3"}
+# Corpora by what the table calls them: the file, and the languages that are fitted.
+CORPORA: dict[str, tuple[str, tuple[str, ...]]] = {
+    "NTREX + SIB-200": ("fit-two", LANGUAGES),
+    "NTREX, 5 languages": ("fit", COMMON),
+    "NTREX + SIB-200 + TICO-19 + XQuAD, 5 languages": ("fit-four", COMMON),
+}
+
 
 def _both(scores: dict[str, float]) -> float:
     return (scores["accuracy"] + scores["accuracy_reverse"]) / 2
@@ -224,6 +269,8 @@ def document(rows: list[Row], study: Study) -> str:
         "- In the blocks: from the start layer on, on the last token. The rest: on the finished vector. LIR removes a "
         "basis for each language and leaves languages without one as they are. `va-concat`: values of blocks 20-24 "
         "side by side.",
+        f"- Other corpora: as many groups in all, equal parts of each set (SIB-200: training split; XQuAD: questions); "
+        f"the 5 languages are {', '.join(COMMON)}.",
         "",
         "| method | removed | X→eng | eng→X | fitted | new | Tatoeba | Banking77 | SIB-200 |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -141,8 +141,9 @@ class Study:
         if method == ON_CORPORA:
             for name, (corpus, languages) in CORPORA.items():
                 for removal in ("hard", "soft"):
-                    changes = {"place": "embedding", "removal": removal, "corpus": corpus, "languages": languages}
-                    subspace = load_subspace(self.fitted(method, f"{removal} {corpus} {len(languages)}", **changes))
+                    label = f"{removal} {corpus} {len(languages)}"
+                    path = self.fitted(method, label, corpus, languages, place="embedding", removal=removal)
+                    subspace = load_subspace(path)
                     yield Row(method, f"{LABELS[removal]}, {name}", self.applied(method, subspace))
         chosen = self.best_shrinkage(method)
         yield Row(method, f"soft {chosen} (chosen)", self.applied(method, self.soft(method, chosen)))
@@ -179,7 +180,7 @@ class Study:
                 **self.options,
                 "method": self.argument(method),
                 "over": "start-layer",
-                "values": list(map(str, STARTS)),
+                "values": list(map(str, STARTS[method])),
             }
             corpus = {"input": str(self.work / "fit.parquet"), "languages": list(LANGUAGES)}
             states = {"states": str(self.work / "states" / f"{method}-blocks"), "output": str(output)}
@@ -189,7 +190,7 @@ class Study:
 
     def soft(self, method: str, shrinkage: float) -> Subspace:
         """Returns soft removal of a strength."""
-        changes = {"place": "embedding", "removal": "soft", "shrinkage": shrinkage}
+        changes: dict[str, Any] = {"place": "embedding", "removal": "soft", "shrinkage": shrinkage}
         return load_subspace(self.fitted(method, f"soft {shrinkage}", **changes))
 
     def best_shrinkage(self, method: str) -> float:

@@ -29,6 +29,12 @@ _SIDE_BY_SIDE = {"gpt2": "c_attn", "phi3": "qkv_proj"}
 _HEAD_BY_HEAD = {"gpt_neox": "query_key_value"}
 _PLACES = {"query": 0, "key": 1, "value": 2}
 
+# Families known to build a block alike whatever the depth, and to add the MLP's output to the state token by token.
+_PLAIN_STACKS = (
+    *("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text"),
+    *("phi3", "olmo2", "gpt_neox", "gpt2"),
+)
+
 READS: tuple[Read, ...] = (
     "hidden",
     "block-output",
@@ -52,9 +58,13 @@ class Site:
 
 
 class Anatomy:
-    """Names the parts of one decoder-only model."""
+    """Names the parts of one decoder-only model.
 
-    def __init__(self, model: nn.Module) -> None:
+    Args:
+        depth: how many blocks the whole model has, if only its first ones are there.
+    """
+
+    def __init__(self, model: nn.Module, depth: int | None = None) -> None:
         # A model with a vision tower beside keeps its text decoder one level down.
         self.model = cast(nn.Module, getattr(model, "language_model", model))
         self.config = cast(Any, self.model.config)
@@ -71,16 +81,32 @@ class Anatomy:
                 "which padding cannot reach a text's own tokens"
             )
         self.blocks, self.final_norm = blocks, norm
+        self.depth = depth or len(blocks)
 
     @property
     def shape(self) -> BackboneShape:
         """What the layer rules depend on."""
         return BackboneShape(
             model_type=self.config.model_type,
-            blocks=len(self.blocks),
+            blocks=self.depth,
             hidden_size=self.config.hidden_size,
             intermediate_size=getattr(self.config, "intermediate_size", None),
         )
+
+    @property
+    def is_plain_stack(self) -> bool:
+        """Whether blocks do not depend on depth, and an MLP works on each token alone, its output only added."""
+        return self.config.model_type in _PLAIN_STACKS
+
+    def blocks_to_load(self, used: int | None) -> int:
+        """Returns how many blocks must be loaded if only the first ``used`` ones are run (None: all are)."""
+        return used if used is not None and self.is_plain_stack else self.depth
+
+    def parameters(self, used: int | None = None) -> int:
+        """Returns how many weights the decoder has, or what must be loaded of it has."""
+        skipped = self.blocks[self.blocks_to_load(used) :]
+        counts = [sum(weight.numel() for weight in part.parameters()) for part in (self.model, skipped)]
+        return counts[0] - counts[1]
 
     @property
     def embedding_rows(self) -> int:
@@ -124,6 +150,11 @@ class Anatomy:
         table = self.model.get_input_embeddings()  # type: ignore[operator]
         return Site(table, "output", table.weight.shape[1])
 
+    def mlp_input(self, block: int) -> Site | None:
+        """Returns where the state goes into a block's MLP; None where that is no module of its own."""
+        mlp = getattr(self.blocks[block], "mlp", None)
+        return None if mlp is None else Site(mlp, "input", self.config.hidden_size)
+
     def block_input(self, block: int) -> Site:
         """Returns where the state goes into a block."""
         return Site(self.blocks[block], "input", self.config.hidden_size)
@@ -142,7 +173,7 @@ class Anatomy:
         if read == "block-output":
             return Site(self.blocks[block], "output", self.config.hidden_size)
         if read == "hidden":
-            last = block == len(self.blocks) - 1
+            last = block == self.depth - 1
             module = self.final_norm if last else self.blocks[block]
             return Site(module, "output", self.config.hidden_size)
         if read == "activation":

@@ -145,23 +145,42 @@ def choose_dtype(dtype: Dtype, device_type: str) -> str:
     return "bfloat16" if device_type == "cuda" else "float32"
 
 
-def load_backbone(source: Source, dtype: str, device: torch.device, attention: Attention = "auto") -> Anatomy:
+def load_backbone(
+    source: Source, dtype: str, device: torch.device, attention: Attention = "auto", blocks: int | None = None
+) -> Anatomy:
     """Loads the model's decoder (no language-model head), frozen, in evaluation mode.
 
     Args:
         dtype: "float32", "bfloat16" or "float16".
         attention: "auto" is sdpa, or eager for a family that has no sdpa.
+        blocks: how many blocks are used, from the first; where the family allows, the others are not loaded.
 
     Raises:
         ModelError: weights missing, not understood or of another shape; they are named.
     """
+    whole = skeleton(source)
     if attention == "auto":
-        attention = "sdpa" if getattr(skeleton(source).model, "_supports_sdpa", False) else "eager"
-    options = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
+        attention = "sdpa" if getattr(whole.model, "_supports_sdpa", False) else "eager"
+    config = _load(AutoConfig, source.location, source.revision)
+    kept = whole.blocks_to_load(blocks)
+    _cut(config.get_text_config(), kept)
+    options = {
+        "config": config,
+        "dtype": getattr(torch, dtype),
+        "attn_implementation": attention,
+        "output_loading_info": True,
+    }
     try:
         model, info = _load(AutoModel, source.location, source.revision, **options)
     except (RuntimeError, ImportError) as problem:
         raise ModelError(f"model {source.given!r} cannot be loaded: {problem}") from None
-    refuse_partial(info, source.given)
+    refuse_partial(info, source.given, left_out=range(kept, whole.depth))
     model.requires_grad_(False)
-    return Anatomy(model.eval().to(device))
+    return Anatomy(model.eval().to(device), depth=whole.depth)
+
+
+def _cut(config: Any, blocks: int) -> None:
+    """Makes a model of only the first blocks out of a config."""
+    config.num_hidden_layers = blocks
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:blocks]

@@ -5,16 +5,19 @@ behind it, positions count from 0, and the last token is found by length.
 """
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
+from extractors.anatomy import Site
 from extractors.backbone import Attention, Dtype, choose_device, choose_dtype, load_backbone
 from extractors.errors import TextError
 from extractors.heads import group_mean, last_token_attention
-from extractors.hooks import reading
+from extractors.hooks import reading, writing
 from extractors.inputs import TokenIds, token_budget_batches
 from extractors.method import Method, ResolvedMethod
 from extractors.plan import Plan, plan
@@ -82,8 +85,10 @@ class Encoder:
         token_budget: int | None,
     ) -> None:
         self.device = choose_device(device)
-        self.backbone = load_backbone(planned.source, choose_dtype(dtype, self.device.type), self.device, attention)
         self.method = planned.method
+        number_format = choose_dtype(dtype, self.device.type)
+        blocks = self.method.blocks_run
+        self.backbone = load_backbone(planned.source, number_format, self.device, attention, blocks)
         self.tokenizer = planned.tokenizer
         self.width = planned.width
         self.removals = [one for one in subspaces if not one.is_in_blocks]
@@ -96,7 +101,14 @@ class Encoder:
         self.token_budget = token_budget or DEFAULT_TOKEN_BUDGET[self.device.type]
         self._prefix_ids = [self._reusable_prefix(prompt) for prompt in self.method.prompts]
         self._prefixes: dict[int, Prefix | None] = {}
+        self._last_mlp = self._mlp_for_last_tokens_alone()
         self._sites = {layer: self.backbone.site(self.method.read, layer) for layer in self.method.layers}
+
+    def _mlp_for_last_tokens_alone(self) -> Site | None:
+        """The MLP of the last block run, when nothing but the last token's state behind it is read."""
+        method, backbone = self.method, self.backbone
+        reads_state = method.read in ("hidden", "block-output") and method.pooling == "last"
+        return backbone.mlp_input(method.layers[-1]) if reads_state and backbone.is_plain_stack else None
 
     def _reusable_prefix(self, prompt: str) -> np.ndarray | None:
         """The ids that are run once for all texts; None where the method reads or changes what they turn into."""
@@ -140,7 +152,8 @@ class Encoder:
         Raises:
             MethodError: a subspace needs the languages, or does not know one of them.
         """
-        vectors_ND = self._read(rows)
+        distinct, places = _distinct(rows)
+        vectors_ND = self._read(distinct)[places]
         for subspace in self.removals:
             vectors_ND = subspace.apply(vectors_ND, languages)
         return vectors_ND
@@ -152,13 +165,17 @@ class Encoder:
             self._contrast_vectors([row[prompts + place] for row in rows], one)
             for place, one in enumerate(one for one in self.method.steering if isinstance(one, ContrastivePrompting))
         ]
-        vectors = np.zeros((len(rows), self._read_width), dtype=np.float32)
+        # On the device until all batches are under way: a copy would wait for each.
+        done: list[tuple[np.ndarray, torch.Tensor]] = []
         for prompt in range(prompts):
             for prefix, chosen, column in self._by_prefix([row[prompt] for row in rows], prompt):
                 for batch in token_budget_batches([len(row.ids) for row in column], self.token_budget):
                     places = chosen[batch]
                     aside = [vectors_ND[places].to(self.device) for vectors_ND in auxiliary]
-                    vectors[places] += self._forward([column[i] for i in batch], aside, prefix) / prompts
+                    done.append((places, self._forward([column[i] for i in batch], aside, prefix)))
+        vectors = np.zeros((len(rows), self._read_width), dtype=np.float32)
+        for places, vectors_BD in done:
+            vectors[places] += vectors_BD.cpu().numpy() / prompts
         return vectors
 
     def _by_prefix(
@@ -212,7 +229,7 @@ class Encoder:
     @torch.inference_mode()
     def _forward(
         self, batch: Sequence[TokenIds], auxiliary: Sequence[torch.Tensor], prefix: Prefix | None
-    ) -> np.ndarray:
+    ) -> torch.Tensor:
         ids_BN, extents = _right_padded(batch, self.device)
         pooled: dict[int, torch.Tensor] = {}
         # Steering goes on first, so that a tensor that is both changed and read is read as changed.
@@ -226,8 +243,8 @@ class Encoder:
                     self.backbone.model(input_ids=ids_BN, position_ids=positions_1N, use_cache=False)
         layers = [pooled[layer] for layer in self.method.layers]
         if self.method.combine == "concat":
-            return torch.cat(layers, dim=1).cpu().numpy()
-        return torch.stack(layers).mean(dim=0).cpu().numpy()
+            return torch.cat(layers, dim=1)
+        return torch.stack(layers).mean(dim=0)
 
     @contextlib.contextmanager
     def _reading(self, extents: Extents, pooled: dict[int, torch.Tensor]) -> Iterator[None]:
@@ -243,12 +260,34 @@ class Encoder:
             pooled.setdefault(layer, vectors_BD)
 
         with contextlib.ExitStack() as stack:
+            if self._last_mlp is not None:
+                # Added to the whole batch as it is, it leaves only the last tokens right, and only they are read.
+                stack.enter_context(writing(self._last_mlp, functools.partial(_last_tokens, extents=extents)))
             if method.heads == "shared-weights" and grouped:
                 modules = {backbone.attention(layer): layer for layer in method.layers}
                 kind = backbone.config._attn_implementation
                 stack.enter_context(last_token_attention(modules, kind, extents.length, pooled.__setitem__))
             stack.enter_context(reading(self._sites, take))
             yield
+
+
+def _distinct(rows: Sequence[Sequence[TokenIds]]) -> tuple[list[Sequence[TokenIds]], np.ndarray]:
+    """Returns the rows without repeats, and where among them each row is: equal texts are run once."""
+    numbers: dict[tuple[Any, ...], int] = {}
+    first: list[Sequence[TokenIds]] = []
+    places = np.empty(len(rows), dtype=np.int64)
+    for i, row in enumerate(rows):
+        key = tuple((one.ids.tobytes(), one.text_begin, one.text_end, one.placeholder) for one in row)
+        places[i] = numbers.setdefault(key, len(first))
+        if places[i] == len(first):
+            first.append(row)
+    return first, places
+
+
+def _last_tokens(state_BND: torch.Tensor, extents: Extents) -> torch.Tensor:
+    """Returns [B, 1, D]."""
+    rows = torch.arange(len(state_BND), device=state_BND.device)
+    return state_BND[rows, extents.length - 1][:, None]
 
 
 def _on_device(basis_Dq: np.ndarray, device: torch.device) -> torch.Tensor:

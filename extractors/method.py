@@ -39,6 +39,11 @@ class ResolvedMethod:
         """What each text is put into besides, for what steering needs of it."""
         return tuple(prompt for one in self.steering for prompt in one.auxiliary_prompts)
 
+    @property
+    def blocks_run(self) -> int:
+        """How many blocks are run, from the first one to the last that is read."""
+        return self.layers[-1] + 1
+
     def without_subspaces(self) -> "ResolvedMethod":
         """Returns the method with no subspace removed in the blocks."""
         kept = tuple(one for one in self.steering if not isinstance(one, SubspaceRemoval))

@@ -26,6 +26,7 @@ class Plan:
         read_width: the length of what the method reads; the vectors' length D, but for what a subspace makes of it.
         width: the vectors' length D.
         parameters: how many weights the decoder has.
+        parameters_used: how many of them are loaded, up to the last block that is read.
         removals: hashes of the subspaces that are removed from finished vectors, in order.
     """
 
@@ -35,6 +36,7 @@ class Plan:
     read_width: int
     width: int
     parameters: int
+    parameters_used: int
     shape: BackboneShape
     removals: tuple[str, ...] = ()
 
@@ -165,8 +167,16 @@ def plan(
         limit,
         resolved.sentence_normalization,
     )
-    parameters = sum(parameter.numel() for parameter in anatomy.model.parameters())
-    planned = Plan(source, resolved, tokenizer, width, width, parameters, anatomy.shape)
+    planned = Plan(
+        source=source,
+        method=resolved,
+        tokenizer=tokenizer,
+        read_width=width,
+        width=width,
+        parameters=anatomy.parameters(),
+        parameters_used=anatomy.parameters(used=resolved.blocks_run),
+        shape=anatomy.shape,
+    )
     for subspace in subspaces:
         planned = planned.with_subspace(subspace, strength, allow_mismatch)
     return planned

@@ -18,6 +18,7 @@ def describe(work: Work) -> tuple[dict[str, Any], str]:
         "rows_to_do": rows,
         "width": work.job.plan.width,
         "parameters": work.job.plan.parameters,
+        "parameters_used": work.job.plan.parameters_used,
         "output_bytes": rows * work.job.plan.width * bytes_each,
         "identity": work.job.identity,
         "fingerprint": work.job.fingerprint,
@@ -25,7 +26,8 @@ def describe(work: Work) -> tuple[dict[str, Any], str]:
     text = (
         f"{plan['inputs']} file(s), {len(unreadable)} of them unreadable; {plan['units_to_do']} unit(s) with "
         f"{rows:,} rows to do, {work.done} unit(s) done\n"
-        f"model of {work.job.plan.parameters:,} parameters in {work.job.identity['dtype']} on {work.job.device}; "
+        f"model of {work.job.plan.parameters:,} parameters, {work.job.plan.parameters_used:,} of them loaded, in "
+        f"{work.job.identity['dtype']} on {work.job.device}; "
         f"vectors of {work.job.plan.width} values, about {plan['output_bytes'] / 2**20:,.1f} MiB\n"
         "nothing was started or written"
     )

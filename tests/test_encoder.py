@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BloomConfig, Gemma3TextConfig, Phi3Config
+from transformers import AutoModel, BloomConfig, Gemma3TextConfig, Phi3Config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from extractors import Encoder, Method, MethodError, ModelError, TextError
@@ -210,11 +210,11 @@ def test_start_tokens_that_swamp_the_mean_can_be_left_out(tmp_path: Path) -> Non
     with_start = Encoder(model, method("hidden", (0,), "mean")).encode(SENTENCES)
     without = Encoder(model, method("hidden", (0,), "mean-text")).encode(SENTENCES)
     # The reference: the same forward pass alone, the start token dropped by hand.
-    encoder = Encoder(model, method("hidden", (0,), "mean"))
+    whole = AutoModel.from_pretrained(model)
     for text, vector in zip(SENTENCES, without, strict=True):
         ids = torch.tensor([byte_level(start=True)(text)["input_ids"]])
         with torch.no_grad():
-            state = encoder.backbone.model(ids, output_hidden_states=True).hidden_states[1][0, 1:]
+            state = whole(ids, output_hidden_states=True).hidden_states[1][0, 1:]
         assert_same_vectors(vector[None], state.mean(0, keepdim=True).numpy())
     assert _mean_cosine(without) < _mean_cosine(with_start) - 0.05
 
@@ -254,6 +254,47 @@ def test_blocks_that_nobody_reads_are_not_run(tiny: dict[str, str]) -> None:
         block.register_forward_pre_hook(lambda *_, i=i: ran.append(i))
     encoder.encode(["one batch"])
     assert ran == [0, 1]
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_blocks_that_nobody_reads_are_not_loaded(tiny: dict[str, str], family: str) -> None:
+    wanted = method("value", (1,), "mean")
+    encoder, planned = Encoder(tiny[family], wanted), plan(tiny[family], wanted)
+    assert len(encoder.backbone.blocks) == 2
+    assert sum(weight.numel() for weight in encoder.backbone.model.parameters()) == planned.parameters_used
+    assert planned.parameters_used < planned.parameters == plan(tiny[family], "lt").parameters_used
+    # The last of them is not taken for the model's last block, whose state is read after the final norm.
+    found = Encoder(tiny[family], method("hidden", (1,), "last")).encode(SOME)
+    assert_same_vectors(found, plain_vectors(tiny[family], SOME, "hidden", [1], "last"))
+
+
+def test_a_family_whose_depth_matters_is_loaded_whole(tmp_path: Path) -> None:
+    config = BloomConfig(hidden_size=32, n_layer=3, n_head=2, vocab_size=512)
+    encoder = Encoder(save_model(tmp_path, config, byte_level()), method("hidden", (1,), "mean"))
+    assert len(encoder.backbone.blocks) == 3
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_the_last_mlp_works_on_the_last_tokens_alone(tiny: dict[str, str], family: str) -> None:
+    encoder = Encoder(tiny[family], "prompteol", max_length=120)
+    shapes = []
+    encoder.backbone.blocks[-1].mlp.register_forward_hook(lambda _m, _args, out: shapes.append(out.shape))
+    found = encoder.encode(SOME)
+    # After the prompt's beginning, which is run once.
+    assert shapes[1:] == [(len(SOME), 1, 64)]
+    encoder._last_mlp = None
+    assert_same_vectors(found, encoder.encode(SOME))
+
+
+def test_equal_texts_are_run_once(tiny: dict[str, str]) -> None:
+    encoder = Encoder(tiny["llama"], "cp-ns")
+    rows = []
+    encoder.backbone.blocks[0].register_forward_pre_hook(lambda _m, args: rows.append(len(args[0])))
+    found = encoder.encode([*SENTENCES, SENTENCES[3], *SENTENCES])
+    # Once in the auxiliary prompt and once in the prompt itself, whose beginning is run once besides.
+    assert sum(rows) == 2 * len(SENTENCES) + 1
+    assert np.array_equal(found[: len(SENTENCES)], found[len(SENTENCES) + 1 :])
+    assert np.array_equal(found[len(SENTENCES)], found[3])
 
 
 def test_faulty_texts_are_named_by_position(tiny: dict[str, str]) -> None:

@@ -36,7 +36,8 @@ def main() -> None:
     results = {name: measured(name, given.model, given.dtype, files, given.work) for name in given.methods}
     if set(results) == set(METHODS):
         DOCUMENT.parent.mkdir(exist_ok=True)
-        DOCUMENT.write_text(document(results, list_methods(given.model)), encoding="utf-8")
+        page = document(results, list_methods(given.model), Path(given.model).name)
+        DOCUMENT.write_text(page, encoding="utf-8")
 
 
 def measured(name: str, model: str, dtype: str, files: list[str], work: Path) -> dict[str, dict[str, Any]]:
@@ -49,7 +50,7 @@ def measured(name: str, model: str, dtype: str, files: list[str], work: Path) ->
     return {task: json.loads((output / f"{task}.json").read_text(encoding="utf-8")) for task in TASKS}
 
 
-def document(results: dict[str, dict[str, dict[str, Any]]], methods: list[dict[str, Any]]) -> str:
+def document(results: dict[str, dict[str, dict[str, Any]]], methods: list[dict[str, Any]], model: str) -> str:
     """Returns the Markdown page."""
     identity = next(iter(results.values()))["ntrex"]["identity"]
     lines = [
@@ -57,7 +58,8 @@ def document(results: dict[str, dict[str, dict[str, Any]]], methods: list[dict[s
         "",
         "`python -m benchmarks.methods_table --data DATA --work WORK` writes this page.",
         "",
-        f"Model: {identity['model']} ({identity['revision']}), {identity['dtype']}. All figures in percent.",
+        f"Model: {model} ({identity['revision'][:15]}…), {identity['dtype']}. All figures in percent. What each method "
+        "is, with its prompt and blocks, `isogloss methods` prints.",
         "",
         f"- **NTREX**: rows 0–{SENTENCES - 1} of NTREX-128, accuracy of the nearest English sentence by cosine, "
         f"for {', '.join(LANGUAGES)} and their mean; chance is {100 / SENTENCES:.1f}.",

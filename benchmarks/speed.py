@@ -1,0 +1,218 @@
+"""Tokens a second on a CPU, against sentence-transformers and plain transformers, as the table docs/speed.md:
+
+    python -m benchmarks.speed --data DATA
+
+DATA holds bitext/tatoeba.parquet (src), parallel/sib200_test_dev.parquet (lang, text) and
+retrieval/scifact/corpus.parquet (title, text). All figures of a line come from runs in turn; the rivals have their best
+batch size, found on the same texts.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+
+from benchmarks.alternate import alternated, matmul_peak, ratio
+from benchmarks.rivals import BATCH_SIZES, PlainTransformers, sentence_transformer
+from extractors import Encoder
+from extractors.backbone import Dtype, find_model
+from extractors.inputs import TokenIds, token_budget_batches
+from extractors.prompts import fill_in, template_of
+from pipeline.demo import find_demo_model
+
+# The rivals' pooling; of values they know nothing, and so they get the mean of the last hidden state.
+METHODS = {"va-half": "mean", "prompteol": "lasttoken"}
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
+BUDGETS = (512, 1024, 2048, 4096)
+DOCUMENT = Path(__file__).parent.parent / "docs" / "speed.md"
+
+
+def main() -> None:
+    """Measures and writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", default=find_demo_model(), help="default: the demo's SmolLM2-135M-Instruct")
+    parser.add_argument("--rounds", type=int, default=5, help="default: 5")
+    given = parser.parse_args()
+    sets = text_sets(given.data)
+    peaks = {dtype: matmul_peak(dtype, torch.device("cpu")) for dtype in DTYPES}
+    lines = [
+        against_rivals(given.model, dtype, method, name, texts, peaks[dtype], given.rounds)
+        for dtype in DTYPES
+        for method in METHODS
+        for name, texts in sets.items()
+    ]
+    own = against_itself(given.model, sets["Tatoeba"], given.rounds)
+    DOCUMENT.write_text(document(lines, own, peaks, sets), encoding="utf-8")
+
+
+def text_sets(data: Path, seed: int = 0) -> dict[str, list[str]]:
+    """Returns the four sets of texts, each in random order."""
+    draw = random.Random(seed)
+    tatoeba = pq.read_table(data / "bitext" / "tatoeba.parquet").column("src").to_pylist()
+    sib = pq.read_table(data / "parallel" / "sib200_test_dev.parquet")
+    english = [row["text"] for row in sib.to_pylist() if row["lang"] == "eng_Latn"]
+    abstracts = pq.read_table(data / "retrieval" / "scifact" / "corpus.parquet").to_pylist()
+    return {
+        "Tatoeba": draw.sample(tatoeba, 200),
+        "SIB-200": draw.sample(english, 100),
+        "SciFact": [f"{row['title']} {row['text']}" for row in draw.sample(abstracts, 16)],
+        "log-normal mix": [_of_length(draw, english, draw.lognormvariate(4.6, 0.9)) for _ in range(100)],
+    }
+
+
+def _of_length(draw: random.Random, sentences: list[str], characters: float) -> str:
+    """Joins sentences up to a length, which is at least one word's."""
+    text = draw.choice(sentences)
+    while len(text) < characters:
+        text = f"{text} {draw.choice(sentences)}"
+    return text[: max(8, int(characters))]
+
+
+def against_rivals(
+    model: str, dtype: Dtype, method: str, name: str, texts: list[str], peak: float, rounds: int
+) -> list[str]:
+    """Returns one line of the table."""
+    device, location = torch.device("cpu"), find_model(model).location
+    encoder = Encoder(model, method, dtype=dtype, device="cpu")
+    library = sentence_transformer(location, dtype, METHODS[method], device)
+    plain = PlainTransformers(location, dtype, METHODS[method], device)
+    template = template_of("prompteol") if method == "prompteol" else "{text}"
+    filled = [template.replace("{text}", fill_in(template, text)) for text in texts]
+    encoder.token_budget = fastest(BUDGETS, lambda budget: _with_budget(encoder, budget, texts))
+    size = fastest(BATCH_SIZES, lambda batch: library.encode(filled, batch_size=batch, show_progress_bar=False))
+    plain_size = fastest(BATCH_SIZES, lambda batch: plain.encode(filled, batch))
+    if method == "prompteol":
+        refuse_difference(encoder.encode(texts), library.encode(filled, batch_size=size, show_progress_bar=False))
+    runs: dict[str, Callable[[], object]] = {
+        "ours": lambda: encoder.encode(texts),
+        "sentence-transformers": lambda: library.encode(filled, batch_size=size, show_progress_bar=False),
+        "transformers": lambda: plain.encode(filled, plain_size),
+    }
+    seconds = alternated(runs, rounds)
+    rows = [row for (row, *_) in encoder.tokenizer.tokenize(texts) if isinstance(row, TokenIds)]
+    own_tokens = sum(row.text_end - row.text_begin for row in rows)
+    lengths = [len(row.ids) for row in rows]
+    speeds = {run: own_tokens / statistics.median(times) for run, times in seconds.items()}
+    cells = [
+        *(dtype, f"`{method}`", name),
+        *(f"{speed:,.0f}" for speed in speeds.values()),
+        f"**{ratio(seconds, 'sentence-transformers', 'ours'):.2f}**",
+        f"{ratio(seconds, 'transformers', 'ours'):.2f}",
+        f"{100 * flops(encoder, lengths) / statistics.median(seconds['ours']) / peak:.0f} %",
+        f"{100 * padding(encoder, lengths):.0f} %",
+        f"{encoder.token_budget} / {size} / {plain_size}",
+    ]
+    print(" | ".join(cells), flush=True)
+    return cells
+
+
+def _with_budget(encoder: Encoder, budget: int, texts: list[str]) -> None:
+    encoder.token_budget = budget
+    encoder.encode(texts)
+
+
+def fastest(sizes: tuple[int, ...], run: Callable[[int], object]) -> int:
+    """Returns the size that runs in the least time, the better of two tries each, tried in turn."""
+    best: dict[int, float] = {}
+    for _ in range(2):
+        for size in sizes:
+            began = time.perf_counter()
+            run(size)
+            best[size] = min(best.get(size, float("inf")), time.perf_counter() - began)
+    return min(best, key=lambda size: best[size])
+
+
+def refuse_difference(ours: np.ndarray, theirs: np.ndarray) -> None:
+    """Stops the benchmark when the vectors compared are not the same."""
+    cosine = (ours * theirs).sum(1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1)
+    if cosine.min() < 0.999:
+        raise SystemExit(f"the two do not compute the same: cosine {cosine.min()}")
+
+
+def flops(encoder: Encoder, lengths: list[int]) -> float:
+    """Returns the multiplications and additions of the texts' tokens: 2 for each weight and token, causal attention.
+
+    Padding, the prompt's shared beginning, and the last block, of which only a part is run, are not in it.
+    """
+    config, blocks = encoder.backbone.config, encoder.backbone.blocks[: encoder.method.blocks_run - 1]
+    weights = sum(weight.numel() for block in blocks for weight in block.parameters())
+    attention = 2 * len(blocks) * config.hidden_size
+    prefix = 0 if encoder._prefix_ids[0] is None else len(encoder._prefix_ids[0])
+    return sum(2 * weights * (n - prefix) + attention * (n**2 - prefix**2) for n in lengths)
+
+
+def padding(encoder: Encoder, lengths: list[int]) -> float:
+    """Returns the share of the tokens run that are padding."""
+    prefix = 0 if encoder._prefix_ids[0] is None else len(encoder._prefix_ids[0])
+    own = [length - prefix for length in lengths]
+    batches = token_budget_batches(own, encoder.token_budget)
+    return 1 - sum(own) / sum(len(batch) * max(own[i] for i in batch) for batch in batches)
+
+
+def against_itself(model: str, texts: list[str], rounds: int) -> list[list[str]]:
+    """Returns the lines on what a prompt's beginning, run once, and bfloat16 save."""
+    lines = []
+    for dtype in DTYPES:
+        encoders = {m: Encoder(model, m, dtype=dtype) for m in ("prompteol", "aligned-wva-prompteol", "metaeol")}
+        whole = {m: Encoder(model, m, dtype=dtype) for m in ("prompteol", "aligned-wva-prompteol")}
+        for encoder in whole.values():
+            encoder._prefix_ids = [None]
+        runs: dict[str, Callable[[], object]] = {m: lambda e=e: e.encode(texts) for m, e in encoders.items()}  # type: ignore[misc]
+        runs |= {f"{m}, whole": lambda e=e: e.encode(texts) for m, e in whole.items()}  # type: ignore[misc]
+        seconds = alternated(runs, rounds)
+        for m in whole:
+            lines.append([dtype, f"`{m}` without reuse / with", f"{ratio(seconds, f'{m}, whole', m):.2f}"])
+        lines.append([dtype, "`metaeol` / `prompteol`", f"{ratio(seconds, 'metaeol', 'prompteol'):.2f}"])
+    formats = {dtype: Encoder(model, "va-half", dtype=dtype) for dtype in DTYPES}
+    runs = {dtype: lambda e=e: e.encode(texts) for dtype, e in formats.items()}  # type: ignore[misc]
+    lines.append(["–", "`va-half` float32 / bfloat16", f"{ratio(alternated(runs, rounds), *DTYPES):.2f}"])
+    return lines
+
+
+def document(
+    lines: list[list[str]], own: list[list[str]], peaks: Mapping[Dtype, float], sets: dict[str, list[str]]
+) -> str:
+    """Returns the Markdown page."""
+    texts = "; ".join(
+        f"{name}: {len(given)} of {statistics.median(map(len, given)):.0f} characters in the middle"
+        for name, given in sets.items()
+    )
+    peak = ", ".join(f"{dtype} {value / 1e9:,.0f} GFLOP/s" for dtype, value in peaks.items())
+    head = (
+        "| dtype | method | texts | ours, tokens/s | sentence-transformers | transformers | ratio to "
+        "sentence-transformers | to transformers | share of matmul peak | padding | budget / batch sizes |"
+    )
+    return "\n".join(
+        [
+            "# Speed on a CPU",
+            "",
+            "`python -m benchmarks.speed --data DATA` writes this page.",
+            "",
+            f"SmolLM2-135M-Instruct, {os.cpu_count()} cores, torch {torch.__version__}. Tokens of the texts themselves "
+            f"(no template) a second; medians, and ratios within rounds run in turn. {texts}. Largest matrix product "
+            f"measured: {peak}.",
+            "",
+            head,
+            "|" + "---|" * 11,
+            *(f"| {' | '.join(cells)} |" for cells in lines),
+            "",
+            "Time against time, Tatoeba:",
+            "",
+            "| dtype | what | ratio |",
+            "|---|---|---|",
+            *(f"| {' | '.join(cells)} |" for cells in own),
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -20,6 +20,7 @@ from extractors.errors import MethodError, TextError
 from extractors.prompts import PLACEHOLDER, REVERSED, fill_in, normalized, pieces
 
 MIN_TEXT_TOKENS = 8
+LARGEST_PADDING = 1 / 16
 
 # A code point that is no character; control tokens are renamed with it.
 _UNREACHABLE = "\U0010ffff"
@@ -332,12 +333,19 @@ def is_blank(text: str) -> bool:
 def token_budget_batches(lengths: Sequence[int], budget: int) -> Iterator[np.ndarray]:
     """Yields batches of row indices, longest rows first, of at most ``budget`` tokens with padding.
 
-    Rows of similar length share a batch, so little is padded; the longest first, so that memory runs out at once or
-    never. A row longer than the budget is a batch of its own.
+    Rows of similar length share a batch; one ends before its padding is more than ``LARGEST_PADDING`` of the budget,
+    about what starting another one costs. The longest first, so that memory runs out at once or never. A row longer
+    than the budget is a batch of its own.
     """
     order = np.argsort(-np.asarray(lengths), kind="stable")
+    spare = budget * LARGEST_PADDING
     begin = 0
     while begin < len(order):
-        count = max(1, budget // max(1, lengths[order[begin]]))
-        yield order[begin : begin + count]
-        begin += count
+        longest, padding, end = lengths[order[begin]], 0, begin + 1
+        while end < len(order) and (end - begin + 1) * longest <= budget:
+            padding += longest - lengths[order[end]]
+            if padding > spare:
+                break
+            end += 1
+        yield order[begin:end]
+        begin = end

@@ -179,6 +179,12 @@ def test_batches_are_sorted_cut_by_tokens_and_complete() -> None:
     assert list(token_budget_batches([], 256)) == []
 
 
+def test_a_batch_ends_before_a_sixteenth_of_its_budget_is_padding() -> None:
+    # 64 tokens of padding are allowed: 8 rows of 4 beside rows of 12, and not a ninth.
+    batches = [batch.tolist() for batch in token_budget_batches([12] * 4 + [4] * 20, 1024)]
+    assert batches == [list(range(12)), list(range(12, 24))]
+
+
 @pytest.mark.parametrize("kind", ["unigram", "wordlevel"])
 def test_control_tokens_of_other_kinds_of_vocabulary(kind: str) -> None:
     pieces = ["<unk>", "<s>", "</s>", "<pad>", "h", "e", "l", "o", "<", "/", "s", ">", "hello"]

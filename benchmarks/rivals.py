@@ -28,6 +28,11 @@ def sentence_transformer(model: str, dtype: str, pooling: str, device: torch.dev
     return loaded.eval()
 
 
+def library_encodes(library: SentenceTransformer, texts: Sequence[str], batch_size: int) -> np.ndarray:
+    """Returns float32 [N, D] by sentence-transformers."""
+    return library.encode(list(texts), batch_size=batch_size, show_progress_bar=False)
+
+
 class PlainTransformers:
     """The loop that a model card shows: batches in the texts' order, padded, with an attention mask."""
 

@@ -8,6 +8,7 @@ batch size, found on the same texts.
 """
 
 import argparse
+import functools
 import os
 import random
 import statistics
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks.alternate import alternated, matmul_peak, ratio
-from benchmarks.rivals import BATCH_SIZES, PlainTransformers, sentence_transformer
+from benchmarks.rivals import BATCH_SIZES, PlainTransformers, library_encodes, sentence_transformer
 from extractors import Encoder
 from extractors.backbone import Dtype, find_model
 from extractors.inputs import TokenIds, token_budget_batches
@@ -86,14 +87,14 @@ def against_rivals(
     plain = PlainTransformers(location, dtype, METHODS[method], device)
     template = template_of("prompteol") if method == "prompteol" else "{text}"
     filled = [template.replace("{text}", fill_in(template, text)) for text in texts]
-    encoder.token_budget = fastest(BUDGETS, lambda budget: _with_budget(encoder, budget, texts))
-    size = fastest(BATCH_SIZES, lambda batch: library.encode(filled, batch_size=batch, show_progress_bar=False))
-    plain_size = fastest(BATCH_SIZES, lambda batch: plain.encode(filled, batch))
+    encoder.token_budget = fastest(BUDGETS, functools.partial(with_budget, encoder, texts))
+    size = fastest(BATCH_SIZES, functools.partial(library_encodes, library, filled))
+    plain_size = fastest(BATCH_SIZES, functools.partial(plain.encode, filled))
     if method == "prompteol":
-        refuse_difference(encoder.encode(texts), library.encode(filled, batch_size=size, show_progress_bar=False))
+        refuse_difference(encoder.encode(texts), library_encodes(library, filled, size))
     runs: dict[str, Callable[[], object]] = {
         "ours": lambda: encoder.encode(texts),
-        "sentence-transformers": lambda: library.encode(filled, batch_size=size, show_progress_bar=False),
+        "sentence-transformers": lambda: library_encodes(library, filled, size),
         "transformers": lambda: plain.encode(filled, plain_size),
     }
     seconds = alternated(runs, rounds)
@@ -114,7 +115,8 @@ def against_rivals(
     return cells
 
 
-def _with_budget(encoder: Encoder, budget: int, texts: list[str]) -> None:
+def with_budget(encoder: Encoder, texts: list[str], budget: int) -> None:
+    """Encodes in batches of another size."""
     encoder.token_budget = budget
     encoder.encode(texts)
 
@@ -165,14 +167,14 @@ def against_itself(model: str, texts: list[str], rounds: int) -> list[list[str]]
         whole = {m: Encoder(model, m, dtype=dtype) for m in ("prompteol", "aligned-wva-prompteol")}
         for encoder in whole.values():
             encoder._prefix_ids = [None]
-        runs: dict[str, Callable[[], object]] = {m: lambda e=e: e.encode(texts) for m, e in encoders.items()}  # type: ignore[misc]
-        runs |= {f"{m}, whole": lambda e=e: e.encode(texts) for m, e in whole.items()}  # type: ignore[misc]
+        runs: dict[str, Callable[[], object]] = {m: functools.partial(e.encode, texts) for m, e in encoders.items()}
+        runs |= {f"{m}, whole": functools.partial(e.encode, texts) for m, e in whole.items()}
         seconds = alternated(runs, rounds)
         for m in whole:
             lines.append([dtype, f"`{m}` without reuse / with", f"{ratio(seconds, f'{m}, whole', m):.2f}"])
         lines.append([dtype, "`metaeol` / `prompteol`", f"{ratio(seconds, 'metaeol', 'prompteol'):.2f}"])
     formats = {dtype: Encoder(model, "va-half", dtype=dtype) for dtype in DTYPES}
-    runs = {dtype: lambda e=e: e.encode(texts) for dtype, e in formats.items()}  # type: ignore[misc]
+    runs = {dtype: functools.partial(e.encode, texts) for dtype, e in formats.items()}
     lines.append(["–", "`va-half` float32 / bfloat16", f"{ratio(alternated(runs, rounds), *DTYPES):.2f}"])
     return lines
 

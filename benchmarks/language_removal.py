@@ -50,13 +50,13 @@ LANGUAGES = (
 )
 TATOEBA = ("fra", "deu", "cat", "nob")
 IN_BLOCKS = ("prsr", "random", "language-mean", "shuffled-pair")
-METHODS = ("prompteol", "aligned-wva-futureeol", "futureeol", "va", "va-concat")
+METHODS = ("prompteol", "aligned-wva-futureeol", "futureeol", "va-concat")
 # The values of five blocks side by side instead of their mean.
 VA_CONCAT = {"read": "value", "layers": "20-24", "pooling": "mean", "combine": "concat"}
 # Steered in the blocks too; the others from their finished vectors only.
 STEERED = METHODS[:2]
 # AlignedWVA reads attention outputs up to block 26: what is steered later, it does not see.
-STARTS = {"prompteol": (16, 20, 24, 26, 27, 28, 29), "aligned-wva-futureeol": (8, 12, 16, 18, 20, 22, 24)}
+STARTS = {"prompteol": (16, 20, 24, 26, 27, 28, 29), "aligned-wva-futureeol": (8, 14, 18, 20, 22, 24)}
 SHRINKAGES = (0.1, 0.3, 0.6)
 # The method whose subspaces are fitted on other corpora of as many groups too.
 ON_CORPORA = "aligned-wva-futureeol"

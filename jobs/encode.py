@@ -1,11 +1,12 @@
 """isogloss encode: Parquet shards -> Parquet vectors."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from jobs.cli import OK, TOO_MANY_QUARANTINED, run_command, run_process
 from pipeline.config import EncodeConfig
-from pipeline.encode import encode, prepare
+from pipeline.encode import prepare, run
 from pipeline.plan import describe
 
 
@@ -15,10 +16,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: EncodeConfig) -> tuple[dict[str, Any], str, int]:
+    work = prepare(config)
+    plan, text = describe(work, config.num_actors, config.price_per_hour)
     if config.plan:
-        plan, text = describe(prepare(config))
-        return plan, text, OK
-    report = encode(config)
+        return plan, f"{text}\nnothing was started or written", OK
+    print(text, file=sys.stderr, flush=True)
+    report = run(work, config.num_actors)
     allowed = config.max_quarantined * report["rows_in"]
     status = TOO_MANY_QUARANTINED if report["rows_quarantined"] > allowed else OK
     summary = (

@@ -118,8 +118,17 @@ def worker_failure(problem: Exception) -> RunError:
 
 def resources(device: str, num_actors: int) -> Resources:
     """Returns what each of ``num_actors`` encoders on a device type is given."""
-    cpus = int(ray.cluster_resources().get("CPU", 1))
-    tokenizers = max(1, min(cpus, num_actors))
+    tokenizers = max(1, min(_cpus(), num_actors))
     if device == "cuda":
         return Resources(gpus=1, threads=None, tokenizers=tokenizers)
-    return Resources(gpus=0, threads=max(1, cpus // num_actors), tokenizers=tokenizers)
+    return Resources(gpus=0, threads=threads(num_actors), tokenizers=tokenizers)
+
+
+def threads(num_actors: int) -> int:
+    """Returns the torch threads of each of ``num_actors`` encoders on CPUs."""
+    return max(1, _cpus() // num_actors)
+
+
+def _cpus() -> int:
+    """Of the cluster, or of this machine as long as there is none."""
+    return int(ray.cluster_resources().get("CPU", 1)) if ray.is_initialized() else os.cpu_count() or 1

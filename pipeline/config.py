@@ -73,6 +73,9 @@ class EncodeConfig(ModelConfig):
         0.01, ge=0, le=1, description="share of rows that may be kept out before exit status 4"
     )
     plan: bool = Field(False, description="print what would be done and stop")
+    price_per_hour: float | None = Field(
+        None, ge=0, description="of all machines the run occupies, for the plan's estimate of its cost"
+    )
 
 
 class IndexConfig(_Config):

@@ -36,6 +36,7 @@ class Work:
     """A run that was checked and can start: what is to be done, and what was done before.
 
     Attributes:
+        commits: of the units that were done before.
         how: what run.json holds besides the identity.
         describes_anew: whether run.json is to be written.
     """
@@ -44,7 +45,7 @@ class Work:
     store: VectorStore
     shards: list[Shard]
     todo: list[Unit]
-    done: int
+    commits: list[dict[str, Any]]
     how: dict[str, Any]
     subspaces: list[Subspace]
     describes_anew: bool
@@ -105,9 +106,15 @@ def prepare(
         token_budget=config.token_budget,
         vector_columns=vector_columns,
     )
-    todo = [unit for unit in units if unit.name not in done]
     return Work(
-        job, store, shards, todo, len(done), how, subspaces, run_there is None or run_there["layout"] != how["layout"]
+        job=job,
+        store=store,
+        shards=shards,
+        todo=[unit for unit in units if unit.name not in done],
+        commits=list(done.values()),
+        how=how,
+        subspaces=subspaces,
+        describes_anew=run_there is None or run_there["layout"] != how["layout"],
     )
 
 

@@ -32,13 +32,14 @@ class Progress:
         left = elapsed * (self.rows - self.done_rows) / max(1, self.done_rows)
         line = (
             f"units {self.done_units}/{self.units} · rows {self.done_rows:,}/{self.rows:,} · "
-            f"{self.done_tokens / max(elapsed, 1e-9):,.0f} tokens/s · ETA {_clock(left)}"
+            f"{self.done_tokens / max(elapsed, 1e-9):,.0f} tokens/s · ETA {clock(left)}"
         )
         end = "\n" if not self._tty or self.done_units == self.units else ""
         print(f"\r{line}" if self._tty else line, end=end, file=sys.stderr, flush=True)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Returns minutes and seconds, with hours where there are any."""
     minutes, rest = divmod(int(max(0.0, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"

@@ -215,9 +215,9 @@ def test_float16_vectors(tiny: dict[str, str], tmp_path: Path) -> None:
 
 def test_plan_starts_and_writes_nothing(tiny: dict[str, str], tmp_path: Path) -> None:
     write_shard(tmp_path / "in" / "a.parquet", range(9), ["x"] * 9)
-    plan, text = describe(prepare(config(tiny, tmp_path, unit_rows=3)))
+    plan, _ = describe(prepare(config(tiny, tmp_path, unit_rows=3)), num_actors=2)
     assert (plan["units_to_do"], plan["rows_to_do"], plan["width"]) == (3, 9, 16)
-    assert "nothing was started" in text and not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_killed_in_mid_run_and_started_again(tiny: dict[str, str], tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ import torch
 
 from extractors.anatomy import Site
 from extractors.backbone import Attention, Dtype, choose_device, choose_dtype, load_backbone
-from extractors.errors import TextError
+from extractors.errors import RowTooLarge, TextError
 from extractors.heads import group_mean, last_token_attention
 from extractors.hooks import reading, writing
 from extractors.inputs import TokenIds, token_budget_batches
+from extractors.memory import BatchTooLarge, naming_batch
 from extractors.method import Method, ResolvedMethod
 from extractors.plan import Plan, plan
 from extractors.pooling import Extents, pool
@@ -151,12 +152,26 @@ class Encoder:
 
         Raises:
             MethodError: a subspace needs the languages, or does not know one of them.
+            RowTooLarge: the device's memory does not suffice for a text alone.
         """
         distinct, places = _distinct(rows)
-        vectors_ND = self._read(distinct)[places]
+        vectors_ND = self._read_in_memory(distinct, places)[places]
         for subspace in self.removals:
             vectors_ND = subspace.apply(vectors_ND, languages)
         return vectors_ND
+
+    def _read_in_memory(self, rows: list[Sequence[TokenIds]], places: np.ndarray) -> np.ndarray:
+        """Reads; when memory runs out, begins again with batches half as large, which are kept to from then on."""
+        while True:
+            try:
+                return self._read(rows)
+            except BatchTooLarge as problem:
+                if len(problem.places) == 1:
+                    raise RowTooLarge(int(np.flatnonzero(places == problem.places[0])[0]), problem.tokens) from None
+                self.token_budget = problem.tokens // 2
+            # Outside, where the exception no longer holds what the pass had allocated.
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def _read(self, rows: Sequence[Sequence[TokenIds]]) -> np.ndarray:
         """Returns what the method reads, averaged over its prompts."""
@@ -172,7 +187,8 @@ class Encoder:
                 for batch in token_budget_batches([len(row.ids) for row in column], self.token_budget):
                     places = chosen[batch]
                     aside = [vectors_ND[places].to(self.device) for vectors_ND in auxiliary]
-                    done.append((places, self._forward([column[i] for i in batch], aside, prefix)))
+                    with naming_batch(places, [len(column[i].ids) for i in batch]):
+                        done.append((places, self._forward([column[i] for i in batch], aside, prefix)))
         vectors = np.zeros((len(rows), self._read_width), dtype=np.float32)
         for places, vectors_BD in done:
             vectors[places] += vectors_BD.cpu().numpy() / prompts
@@ -214,7 +230,8 @@ class Encoder:
         for alike in self._alike_in_positions(rows):
             for batch in token_budget_batches([len(rows[i].ids) for i in alike], self.token_budget):
                 places = alike[batch]
-                vectors_ND[places] = self._last_head_outputs([rows[i] for i in places], block).cpu()
+                with naming_batch(places, [len(rows[i].ids) for i in places]):
+                    vectors_ND[places] = self._last_head_outputs([rows[i] for i in places], block).cpu()
         return vectors_ND
 
     @torch.inference_mode()

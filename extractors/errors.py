@@ -31,6 +31,21 @@ class TextError(ExtractorError):
         self.code = code
 
 
+class RowTooLarge(ExtractorError):
+    """A text for which the device's memory does not suffice, though it is run alone.
+
+    Attributes:
+        row: its position.
+    """
+
+    def __init__(self, row: int, tokens: int) -> None:
+        super().__init__(
+            f"the device has not enough memory for this text of {tokens} tokens alone; cut it with a "
+            "smaller --max-length, or use a larger device"
+        )
+        self.row = row
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """Returns " (did you mean 'x'?)" for the allowed name closest to ``name``, or "" when none is close."""
     close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)

@@ -18,6 +18,7 @@ import ray
 import torch
 
 from extractors.encoder import Encoder
+from extractors.errors import RowTooLarge
 from pipeline.errors import RunError
 from pipeline.isolate import encode_with_care
 from pipeline.job import EncodeJob
@@ -75,9 +76,18 @@ class EncodeUnit:
         languages, faults = self._languages(tokenized)
 
         def encode(rows: list[int]) -> np.ndarray:
-            return self.encoder.encode_ids(
-                [tokenized.tokens[i] for i in rows], languages and [languages[i] for i in rows]
-            )
+            vectors_ND = np.full((len(rows), self.encoder.width), np.nan, dtype=np.float32)
+            left = list(range(len(rows)))
+            while True:
+                chosen = [rows[i] for i in left]
+                tokens = [tokenized.tokens[i] for i in chosen]
+                try:
+                    vectors_ND[left] = self.encoder.encode_ids(tokens, languages and [languages[i] for i in chosen])
+                except RowTooLarge as problem:
+                    faults[chosen[problem.row]] = ("out-of-memory", str(problem))
+                    del left[problem.row]
+                else:
+                    return vectors_ND
 
         known = [i for i, fault in enumerate(faults) if fault is None]
         encoded_ND, killers = encode_with_care(self.store, unit.name, known, encode)

@@ -25,7 +25,7 @@ from pipeline.errors import RunError, UsageError
 from pipeline.plan import describe
 from pipeline.store import VectorStore
 from pipeline.vectors import matrix
-from pipeline.workers import EncodeUnit
+from pipeline.workers import EncodeUnit, tokenize_one
 from tests.conftest import SENTENCES, byte_level, llama, save_model, write_shard
 from tests.reference import assert_same_vectors
 from tests.test_source import damaged
@@ -304,3 +304,23 @@ def test_a_node_with_other_weights_takes_no_part(tmp_path: Path) -> None:
     save_model(tmp_path / "model", llama(), byte_level(), lambda m: m.norm.weight.add_(1))
     with pytest.raises(RunError, match="on this node"):
         EncodeUnit(job)
+
+
+def test_a_row_too_large_for_memory_is_kept_out(tiny: dict[str, str], tmp_path: Path) -> None:
+    texts = [SENTENCES[0], "x " * 80, SENTENCES[1]]
+    write_shard(tmp_path / "in" / "a.parquet", range(3), texts)
+    work = prepare(config(tiny, tmp_path))
+    worker = EncodeUnit(work.job)
+
+    def allocate(_module: Any, args: tuple[torch.Tensor, ...]) -> None:
+        if args[0].shape[1] > 100:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    worker.encoder.backbone.blocks[0].register_forward_pre_hook(allocate)
+    work.store.start(work.job.identity, work.how)
+    batch = tokenize_one({"unit": [pickle.dumps(work.todo[0])]}, work.job)
+    assert worker(batch)["rows_quarantined"] == [1]
+    (commit,) = work.store.commits().values()
+    assert commit["reasons"] == {"out-of-memory": 1}
+    expected = Encoder(tiny["llama"], "va-half").encode([texts[0], texts[2]])
+    assert_same_vectors(np.stack([stored(tmp_path / "out")[i] for i in (0, 2)]), expected)

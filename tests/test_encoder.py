@@ -10,6 +10,7 @@ from transformers import AutoModel, BloomConfig, Gemma3TextConfig, Phi3Config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from extractors import Encoder, Method, MethodError, ModelError, TextError
+from extractors.errors import RowTooLarge
 from extractors.hooks import reading
 from extractors.listing import list_methods
 from extractors.method import Pooling, Read
@@ -305,6 +306,50 @@ def test_equal_texts_are_run_once(tiny: dict[str, str]) -> None:
     assert sum(rows) == 2 * len(SENTENCES) + 1
     assert np.array_equal(found[: len(SENTENCES)], found[len(SENTENCES) + 1 :])
     assert np.array_equal(found[len(SENTENCES)], found[3])
+
+
+def _limited(encoder: Encoder, tokens: int) -> list[int]:
+    """Lets the device's memory suffice for so many tokens at once; returns the sizes that were tried."""
+    tried: list[int] = []
+
+    def allocate(_module: Any, args: tuple[torch.Tensor, ...]) -> None:
+        tried.append(args[0].shape[0] * args[0].shape[1])
+        if tried[-1] > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    encoder.backbone.blocks[0].register_forward_pre_hook(allocate)
+    return tried
+
+
+@pytest.mark.parametrize("name", ["va", "cp-ns"])
+def test_batches_too_large_for_memory_are_halved(tiny: dict[str, str], name: str) -> None:
+    expected = Encoder(tiny["llama"], name).encode(SENTENCES)
+    encoder = Encoder(tiny["llama"], name)
+    tried = _limited(encoder, 150)
+    assert_same_vectors(encoder.encode(SENTENCES), expected)
+    assert max(tried) > 150 and encoder.token_budget <= 150
+    tried.clear()
+    encoder.encode(SENTENCES)
+    assert max(tried) <= 150
+
+
+def test_a_text_too_large_for_memory_is_named(tiny: dict[str, str]) -> None:
+    encoder = Encoder(tiny["llama"], "va")
+    _limited(encoder, 100)
+    with pytest.raises(RowTooLarge, match="text of 160 tokens alone") as caught:
+        encoder.encode([SENTENCES[0], SENTENCES[0], "x " * 80, *SENTENCES[1:3]])
+    assert caught.value.row == 2
+
+
+def test_other_failures_are_not_taken_for_a_lack_of_memory(tiny: dict[str, str]) -> None:
+    encoder = Encoder(tiny["llama"], "va")
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("device-side assert")
+
+    encoder.backbone.blocks[0].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="device-side"):
+        encoder.encode(SENTENCES)
 
 
 def test_faulty_texts_are_named_by_position(tiny: dict[str, str]) -> None:

@@ -99,6 +99,8 @@ class Encoder:
             if one.is_in_blocks
         }
         self._read_width = planned.read_width
+        # Tokens of all forward passes so far, padding included, and how many of them were padding.
+        self.tokens_run = self.padding_run = 0
         self.token_budget = token_budget or DEFAULT_TOKEN_BUDGET[self.device.type]
         self._prefix_ids = [self._reusable_prefix(prompt) for prompt in self.method.prompts]
         self._prefixes: dict[int, Prefix | None] = {}
@@ -236,7 +238,7 @@ class Encoder:
 
     @torch.inference_mode()
     def _last_head_outputs(self, batch: Sequence[TokenIds], block: int) -> torch.Tensor:
-        ids_BN, extents = _right_padded(batch, self.device)
+        ids_BN, extents = self._padded(batch)
         found: list[torch.Tensor] = []
         site = self.backbone.site("head-output", block)
         with reading({block: site}, lambda _, z_BND: found.append(pool(z_BND, extents, "last"))):
@@ -247,7 +249,7 @@ class Encoder:
     def _forward(
         self, batch: Sequence[TokenIds], auxiliary: Sequence[torch.Tensor], prefix: Prefix | None
     ) -> torch.Tensor:
-        ids_BN, extents = _right_padded(batch, self.device)
+        ids_BN, extents = self._padded(batch)
         pooled: dict[int, torch.Tensor] = {}
         # Steering goes on first, so that a tensor that is both changed and read is read as changed.
         steering = steered(self.backbone, self.method.steering, extents, auxiliary, self._bases)
@@ -262,6 +264,12 @@ class Encoder:
         if self.method.combine == "concat":
             return torch.cat(layers, dim=1)
         return torch.stack(layers).mean(dim=0)
+
+    def _padded(self, batch: Sequence[TokenIds]) -> tuple[torch.Tensor, Extents]:
+        ids_BN, extents = _right_padded(batch, self.device)
+        self.tokens_run += ids_BN.numel()
+        self.padding_run += ids_BN.numel() - sum(len(row.ids) for row in batch)
+        return ids_BN, extents
 
     @contextlib.contextmanager
     def _reading(self, extents: Extents, pooled: dict[int, torch.Tensor]) -> Iterator[None]:

@@ -21,7 +21,7 @@ def _work(config: EncodeConfig) -> tuple[dict[str, Any], str, int]:
     if config.plan:
         return plan, f"{text}\nnothing was started or written", OK
     print(text, file=sys.stderr, flush=True)
-    report = run(work, config.num_actors)
+    report = run(work, config.num_actors, config.stalled_after)
     allowed = config.max_quarantined * report["rows_in"]
     status = TOO_MANY_QUARANTINED if report["rows_quarantined"] > allowed else OK
     summary = (

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+STALLED_AFTER = 600.0
+
 Positive = Annotated[int, Field(gt=0)]
 # One value where a list is meant is clear enough.
 Texts = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
@@ -71,6 +73,9 @@ class EncodeConfig(ModelConfig):
     unit_rows: Positive = Field(4096, description="most rows in a unit of work, the grain of resuming")
     max_quarantined: float = Field(
         0.01, ge=0, le=1, description="share of rows that may be kept out before exit status 4"
+    )
+    stalled_after: float = Field(
+        STALLED_AFTER, gt=0, description="seconds without a finished unit until those in work are named on the terminal"
     )
     plan: bool = Field(False, description="print what would be done and stop")
     price_per_hour: float | None = Field(

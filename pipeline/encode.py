@@ -18,7 +18,7 @@ from extractors.method import ResolvedMethod
 from extractors.plan import Plan, plan
 from extractors.subspace import Subspace
 from pipeline import cluster
-from pipeline.config import EncodeConfig
+from pipeline.config import STALLED_AFTER, EncodeConfig
 from pipeline.errors import RunError, UsageError
 from pipeline.identity import make_identity
 from pipeline.job import EncodeJob
@@ -28,6 +28,7 @@ from pipeline.source import UNKNOWN, Layout, Shard, Unit, choose_layout, cut_uni
 from pipeline.storage import Folder
 from pipeline.store import REPORT, VECTOR, VectorStore, differences
 from pipeline.subspaces import read_subspace
+from pipeline.watch import watching
 from pipeline.workers import EncodeUnit, language_column, tokenize_one
 
 
@@ -59,7 +60,7 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
         RunError: a worker failed; units that were committed stay.
     """
     work = prepare(config)
-    return run(work, config.num_actors)
+    return run(work, config.num_actors, config.stalled_after)
 
 
 def prepare(
@@ -197,14 +198,18 @@ def _still_valid(store: VectorStore, shards: Sequence[Shard], units: Sequence[Un
     }
 
 
-def run(work: Work, num_actors: int) -> dict[str, Any]:
-    """Does the work on Ray and returns the report, which is also written."""
+def run(work: Work, num_actors: int, stalled_after: float = STALLED_AFTER) -> dict[str, Any]:
+    """Does the work on Ray and returns the report, which is also written.
+
+    Args:
+        stalled_after: seconds without a finished unit until those in work are named on the terminal.
+    """
     if work.describes_anew:
         work.store.start(work.job.identity, work.how)
     if work.todo:
         _withdraw_outdated(work)
         try:
-            _run_units(work, min(num_actors, len(work.todo)))
+            _run_units(work, min(num_actors, len(work.todo)), stalled_after)
         except RunError:
             work.store.abandon()
             raise
@@ -225,12 +230,13 @@ def _withdraw_outdated(work: Work) -> None:
             work.store.withdraw(name)
 
 
-def _run_units(work: Work, num_actors: int) -> None:
+def _run_units(work: Work, num_actors: int, stalled_after: float) -> None:
     cluster.connect()
     given = cluster.resources(work.job.device, num_actors)
     shared = ray.put(work.subspaces) if work.subspaces else None
     job = dataclasses.replace(work.job, threads=given.threads, subspaces=shared)
     progress = Progress(len(work.todo), sum(unit.rows or 1 for unit in work.todo))
+    watch = watching(work.store, work.todo, stalled_after)
     items = [{"unit": pickle.dumps(unit)} for unit in work.todo]
     finished = (
         ray.data.from_items(items, override_num_blocks=len(items))
@@ -252,8 +258,10 @@ def _run_units(work: Work, num_actors: int) -> None:
         )
     )
     try:
-        for batch in finished.iter_batches(batch_size=None, batch_format="pyarrow"):
-            for row in batch.to_pylist():
-                progress.add(row["rows_in"], row["tokens"])
+        with watch as one_is_finished:
+            for batch in finished.iter_batches(batch_size=None, batch_format="pyarrow"):
+                for row in batch.to_pylist():
+                    progress.add(row["rows_in"], row["tokens"], row["tokens_run"], row["padding_run"])
+                    one_is_finished()
     except ray.exceptions.RayError as problem:
         raise cluster.worker_failure(problem) from problem

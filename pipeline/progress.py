@@ -12,13 +12,15 @@ class Progress:
 
     def __init__(self, units: int, rows: int) -> None:
         self.units, self.rows = units, rows
-        self.done_units = self.done_rows = self.done_tokens = 0
+        self.done_units = self.done_rows = self.done_tokens = self.tokens_run = self.padding_run = 0
         self._began = time.monotonic()
         self._printed = 0.0
         self._tty = sys.stderr.isatty()
 
-    def add(self, rows: int, tokens: int) -> None:
-        """Counts one more finished unit."""
+    def add(self, rows: int, tokens: int, tokens_run: int, padding_run: int) -> None:
+        """Counts one more finished unit; of the tokens of its forward passes, ``padding_run`` were padding."""
+        self.tokens_run += tokens_run
+        self.padding_run += padding_run
         self.done_units += 1
         self.done_rows += rows
         self.done_tokens += tokens
@@ -32,7 +34,8 @@ class Progress:
         left = elapsed * (self.rows - self.done_rows) / max(1, self.done_rows)
         line = (
             f"units {self.done_units}/{self.units} · rows {self.done_rows:,}/{self.rows:,} · "
-            f"{self.done_tokens / max(elapsed, 1e-9):,.0f} tokens/s · ETA {clock(left)}"
+            f"{self.done_tokens / max(elapsed, 1e-9):,.0f} tokens/s · {self.padding_run / max(1, self.tokens_run):.0%} "
+            f"padding · ETA {clock(left)}"
         )
         end = "\n" if not self._tty or self.done_units == self.units else ""
         print(f"\r{line}" if self._tty else line, end=end, file=sys.stderr, flush=True)

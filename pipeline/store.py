@@ -145,6 +145,12 @@ class VectorStore:
         name = f"{_ATTEMPTS}/{unit}.json"
         return _parsed(self.folder.read(name)) if self.folder.exists(name) else None
 
+    def attempts(self) -> dict[str, dict[str, Any]]:
+        """Returns the notes of all attempts that did not end, by unit."""
+        names = [name for name in self.folder.names(_ATTEMPTS) if name.endswith(".json")]
+        notes = ((name.removesuffix(".json"), self.attempt(name.removesuffix(".json"))) for name in names)
+        return {unit: note for unit, note in notes if note is not None}
+
     def note_attempt(self, unit: str, note: Mapping[str, Any]) -> None:
         """Writes the note of the attempt that is being made at a unit."""
         self.folder.publish(f"{_ATTEMPTS}/{unit}.json", _json(note))

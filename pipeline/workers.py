@@ -22,6 +22,7 @@ from extractors.errors import RowTooLarge
 from pipeline.errors import RunError
 from pipeline.isolate import encode_with_care
 from pipeline.job import EncodeJob
+from pipeline.metrics import EncoderMetrics
 from pipeline.rows import Quarantine, TokenizedUnit, tokenize_unit
 from pipeline.source import Unit
 from pipeline.store import VectorStore, vector_schema
@@ -58,18 +59,23 @@ class EncodeUnit:
             token_budget=job.token_budget,
         )
         self.store = VectorStore(job.output)
+        self.metrics = EncoderMetrics(job.plan.source.given, job.plan.method.name)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Encodes the one unit in ``batch``."""
         began = time.monotonic()
+        run_before, padding_before = self.encoder.tokens_run, self.encoder.padding_run
         unit: Unit = pickle.loads(batch["unit"][0])
         tokenized: TokenizedUnit = pickle.loads(batch["tokenized"][0])
         table = self._vectors(unit, tokenized)
         commit = self._commit(unit, tokenized, table, seconds=time.monotonic() - began)
         self.store.publish_unit(commit, table, tokenized.quarantine.table())
         self.store.end_attempt(unit.name)
-        counted = ("rows_in", "rows_out", "rows_quarantined", "tokens")
-        return {"unit": [unit.name], **{key: [commit[key]] for key in counted}}
+        run, padding = self.encoder.tokens_run - run_before, self.encoder.padding_run - padding_before
+        self.metrics.record(commit, run, padding)
+        counted = ("rows_in", "tokens")
+        counts = {key: [commit[key]] for key in counted}
+        return {"unit": [unit.name], **counts, "tokens_run": [run], "padding_run": [padding]}
 
     def _vectors(self, unit: Unit, tokenized: TokenizedUnit) -> pa.Table:
         job = self.job

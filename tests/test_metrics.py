@@ -1,0 +1,45 @@
+"""What Prometheus sees of a run, on Ray's own endpoint."""
+
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import ray
+
+from pipeline.config import EncodeConfig
+from pipeline.encode import encode
+from tests.conftest import SENTENCES, write_shard
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+def scraped() -> dict[str, float]:
+    """Returns isogloss's series by name and, where it has one, reason, summed over workers."""
+    (node,) = [node for node in ray.nodes() if node["Alive"]]
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    totals: dict[str, float] = {}
+    for line in urllib.request.urlopen(url, timeout=10).read().decode().splitlines():
+        if line.startswith("ray_isogloss") and 'method="wmp"' in line:
+            series, value = line.rsplit(" ", 1)
+            name = series.split("{")[0] + (
+                ":" + series.split('reason="')[1].split('"')[0] if "reason=" in series else ""
+            )
+            totals[name] = totals.get(name, 0) + float(value)
+    return totals
+
+
+def test_a_run_is_seen_by_prometheus(tiny: dict[str, str], tmp_path: Path) -> None:
+    write_shard(tmp_path / "in" / "a.parquet", range(14), [*SENTENCES, None, "x " * 600])
+    options = {"model": tiny["llama"], "method": "wmp", "input": str(tmp_path / "in"), "output": str(tmp_path / "out")}
+    report = encode(EncodeConfig.model_validate(options))
+    deadline = time.monotonic() + 60
+    while "ray_isogloss_unit_seconds_count" not in (found := scraped()):
+        assert time.monotonic() < deadline, "nothing came up"
+        time.sleep(0.5)
+    assert found["ray_isogloss_rows_total"] == report["rows_out"] == 13
+    assert found["ray_isogloss_rows_quarantined_total:null-text"] == 1
+    assert found["ray_isogloss_tokens_total"] == report["tokens"]
+    assert found["ray_isogloss_tokens_run_total"] == report["tokens"] + found["ray_isogloss_padding_run_total"]
+    assert found["ray_isogloss_rows_truncated_total"] == 1
+    assert found["ray_isogloss_unit_seconds_count"] == 1

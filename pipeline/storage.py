@@ -1,8 +1,9 @@
 """Folders on any file system fsspec knows, with one guarantee: a name appears whole or not at all."""
 
+import contextlib
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -44,7 +45,8 @@ class Folder:
         """Returns the names in a subfolder with their sizes in bytes; {} when there is none. Never from a cache."""
         self.fs.invalidate_cache()
         try:
-            found = self.fs.ls(self.at(folder), detail=True)
+            with naming(self.at(folder)):
+                found = self.fs.ls(self.at(folder), detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return {}
         files = ((entry["name"].rsplit("/", 1)[-1], entry) for entry in found if entry["type"] == "file")
@@ -53,11 +55,13 @@ class Folder:
     def exists(self, name: str) -> bool:
         """Whether the name is there now."""
         self.fs.invalidate_cache()
-        return self.fs.exists(self.at(name))
+        with naming(self.at(name)):
+            return self.fs.exists(self.at(name))
 
     def read(self, name: str) -> bytes:
         """Returns a file's bytes. Raises FileNotFoundError."""
-        return self.fs.cat_file(self.at(name))
+        with naming(self.at(name)):
+            return self.fs.cat_file(self.at(name))
 
     def read_all(self, names: Iterable[str]) -> list[bytes]:
         """Returns the bytes of many small files, in order."""
@@ -69,7 +73,8 @@ class Folder:
         path = self.at(name)
         if not self.is_local:
             # An object store shows an object only when its upload is complete.
-            self.fs.pipe_file(path, content)
+            with naming(path):
+                self.fs.pipe_file(path, content)
             return
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -77,7 +82,7 @@ class Folder:
             raise UsageError(f"cannot write {path}: {self.path} is, or lies below, a file; give a folder") from None
         temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{uuid.uuid4().hex}")
         try:
-            with open(temporary, "wb") as file:
+            with naming(path), open(temporary, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -102,6 +107,21 @@ class Folder:
         """Deletes the folder if there is nothing in it; object stores have none to delete."""
         if self.is_local and os.path.isdir(self.path) and not os.listdir(self.path):
             os.rmdir(self.path)
+
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Adds the path to what a file system says of its failures, which is often only that a disk is full or slow.
+
+    Raises:
+        OSError: of the same class where that matters to callers (not found, no folder).
+    """
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except STORAGE_ERRORS as problem:
+        raise OSError(f"{path}: {problem or type(problem).__name__}") from problem
 
 
 def split_url(path: str) -> tuple[str, str]:

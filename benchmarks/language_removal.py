@@ -50,11 +50,11 @@ LANGUAGES = (
 )
 TATOEBA = ("fra", "deu", "cat", "nob")
 IN_BLOCKS = ("prsr", "random", "language-mean", "shuffled-pair")
-METHODS = ("prompteol", "aligned-wva-futureeol", "futureeol", "va-concat")
+METHODS = ("futureeol", "aligned-wva-futureeol", "prompteol", "va-concat")
 # The values of five blocks side by side instead of their mean.
 VA_CONCAT = {"read": "value", "layers": "20-24", "pooling": "mean", "combine": "concat"}
 # Steered in the blocks too; the others from their finished vectors only.
-STEERED = METHODS[:2]
+STEERED = ("prompteol", "aligned-wva-futureeol")
 # AlignedWVA reads attention outputs up to block 26: what is steered later, it does not see.
 STARTS = {"prompteol": (16, 20, 24, 26, 27, 28, 29), "aligned-wva-futureeol": (8, 14, 18, 20, 22, 24)}
 SHRINKAGES = (0.1, 0.3, 0.6)

@@ -3,10 +3,26 @@
 Knows nothing of Ray, nor of files of vectors.
 """
 
-from extractors.encoder import Encoder
-from extractors.errors import ExtractorError, MethodError, ModelError, TextError
-from extractors.method import Method
-from extractors.methods import METHODS, load_method
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from extractors.encoder import Encoder
+    from extractors.errors import ExtractorError, MethodError, ModelError, TextError
+    from extractors.method import Method
+    from extractors.methods import METHODS, load_method
+
+# Imported when first used: a process that only tokenizes needs no torch, which takes seconds and 300 MB.
+_PLACES = {
+    "METHODS": "methods",
+    "Encoder": "encoder",
+    "ExtractorError": "errors",
+    "Method": "method",
+    "MethodError": "errors",
+    "ModelError": "errors",
+    "TextError": "errors",
+    "load_method": "methods",
+}
 
 __all__ = [
     "METHODS",
@@ -18,3 +34,9 @@ __all__ = [
     "TextError",
     "load_method",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -10,14 +10,16 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
-from transformers import PreTrainedTokenizerBase
 
 from extractors.errors import MethodError, TextError
 from extractors.prompts import PLACEHOLDER, REVERSED, fill_in, normalized, pieces
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MIN_TEXT_TOKENS = 8
 LARGEST_PADDING = 1 / 16
@@ -212,7 +214,7 @@ def _span(encoding: Encoding, begin: int, end: int) -> tuple[int, int]:
 
 
 def build_tokenizer(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     templates: tuple[str, ...],
     vocabulary: int,
     max_length: int,
@@ -268,7 +270,7 @@ def _add_mark(spec: dict[str, Any]) -> None:
     spec["added_tokens"].append({"id": number, "content": _MARK, **options})
 
 
-def _start_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def _start_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
     """The ids that the tokenizer puts before a text, found by tokenizing something that it has a token for."""
     for text in ("a", "1", "一", *tokenizer.get_vocab()):
         probe = tokenizer(text).encodings[0]

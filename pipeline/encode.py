@@ -28,8 +28,9 @@ from pipeline.source import UNKNOWN, Layout, Shard, Unit, choose_layout, cut_uni
 from pipeline.storage import Folder
 from pipeline.store import REPORT, VECTOR, VectorStore, differences
 from pipeline.subspaces import read_subspace
+from pipeline.tokenizing import tokenize_one
 from pipeline.watch import watching
-from pipeline.workers import EncodeUnit, language_column, tokenize_one
+from pipeline.workers import EncodeUnit, language_column
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +243,7 @@ def _run_units(work: Work, num_actors: int, stalled_after: float) -> None:
         ray.data.from_items(items, override_num_blocks=len(items))
         .map_batches(
             tokenize_one,
-            fn_kwargs={"job": job},
+            fn_kwargs={"layout": job.layout, "tokenizer": job.plan.tokenizer},
             batch_size=1,
             num_cpus=1,
             compute=ray.data.TaskPoolStrategy(size=given.tokenizers),

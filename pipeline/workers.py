@@ -1,6 +1,6 @@
-"""What Ray runs: a function that tokenizes units, and the one class it instantiates, which encodes them.
+"""The one class that Ray instantiates: it encodes units.
 
-Both are built from plain arguments; no model and no vector passes through the driver.
+It is built from plain arguments; no model and no vector passes through the driver.
 """
 
 import collections
@@ -23,19 +23,13 @@ from pipeline.errors import RunError
 from pipeline.isolate import encode_with_care
 from pipeline.job import EncodeJob
 from pipeline.metrics import EncoderMetrics
-from pipeline.rows import Quarantine, TokenizedUnit, tokenize_unit
+from pipeline.rows import Quarantine, TokenizedUnit
 from pipeline.source import Unit
 from pipeline.store import VectorStore, vector_schema
 
 LANGUAGE_COLUMNS = ("lang", "language")
 # The code and the detail of what keeps a row out.
 Fault = tuple[str, str]
-
-
-def tokenize_one(batch: dict[str, Any], job: EncodeJob) -> dict[str, Any]:
-    """Reads and tokenizes one unit; its token ids travel to an encoder as one blob."""
-    unit: Unit = pickle.loads(batch["unit"][0])
-    return {"unit": batch["unit"], "tokenized": [pickle.dumps(tokenize_unit(unit, job.layout, job.plan.tokenizer))]}
 
 
 class EncodeUnit:

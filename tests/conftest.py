@@ -4,6 +4,9 @@ import os
 
 # Read when huggingface_hub is imported: a test must not wait for a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Two processes of tests share two cores: more threads, or workers that give way to them, would only make them wait.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

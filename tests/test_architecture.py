@@ -1,6 +1,8 @@
 """The house: imports go one way, and the cluster file is one that Ray accepts."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,8 @@ def test_cluster_file_is_valid() -> None:
     assert config["setup_commands"] == []
     with pytest.raises(Exception, match="min_worker"):
         validate_config(prepare_config({**config, "min_worker": 1}))
+
+
+def test_a_process_that_tokenizes_imports_no_torch() -> None:
+    code = "import sys, pipeline.tokenizing; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -127,14 +127,8 @@ class Study:
         return [str(self.work / f"{name}.yaml") for name in names]
 
     def rows(self, method: str) -> Iterator[Row]:
-        """Yields the baseline, then removal in the blocks, then removal from the finished vectors."""
+        """Yields the baseline, then removal from the finished vectors, then removal in the blocks."""
         yield Row(method, "none", self.evaluated(method, "none", ("dev", *TASKS)))
-        if method in STEERED:
-            start = self.best_start(method)
-            for construction in IN_BLOCKS:
-                path = self.fitted(method, construction, start_layer=start, construction=construction)
-                name = f"{construction} in blocks ≥ {start}"
-                yield Row(method, name, self.evaluated(method, construction, TASKS, subspace=[path]))
         for name, changes in EMBEDDING.items():
             subspace = load_subspace(self.fitted(method, name, place="embedding", **changes))
             yield Row(method, name, self.applied(method, subspace))
@@ -147,6 +141,12 @@ class Study:
                     yield Row(method, f"{LABELS[removal]}, {name}", self.applied(method, subspace))
         chosen = self.best_shrinkage(method)
         yield Row(method, f"soft {chosen} (chosen)", self.applied(method, self.soft(method, chosen)))
+        if method in STEERED:
+            start = self.best_start(method)
+            for construction in IN_BLOCKS:
+                path = self.fitted(method, construction, start_layer=start, construction=construction)
+                name = f"{construction} in blocks ≥ {start}"
+                yield Row(method, name, self.evaluated(method, construction, TASKS, subspace=[path]))
 
     def evaluated(self, method: str, name: str, tasks: Sequence[str], **changes: Any) -> Scores:
         """Scores a method on tasks, or finds that it was done."""

@@ -173,9 +173,15 @@ def test_a_submitted_job_encodes(head: str, tiny: dict[str, str], tmp_path: Path
     submit = [f"{sys.prefix}/bin/ray", "job", "submit", "--address", head, "--working-dir", str(ROOT), "--"]
     encode = [sys.executable, "-m", "jobs.encode", "--model", tiny["llama"], "--method", "lt"]
     encode += ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
-    done = subprocess.run(
-        [*submit, *encode], env=_environment(), capture_output=True, text=True, timeout=200, check=False
-    )
+    deadline = time.monotonic() + 60
+    while True:
+        done = subprocess.run(
+            [*submit, *encode], env=_environment(), capture_output=True, text=True, timeout=200, check=False
+        )
+        # The head answers before the agent that starts jobs is there.
+        if "No available agent" not in done.stdout + done.stderr or time.monotonic() > deadline:
+            break
+        time.sleep(1)
     assert done.returncode == 0, done.stdout + done.stderr
     report = VectorStore(str(tmp_path / "out")).report()
     assert report is not None and (report["status"], report["rows_out"]) == ("complete", 12)

@@ -8,7 +8,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers import AutoModel, AutoTokenizer
 
-BATCH_SIZES = (8, 16, 32, 64, 128)
+BATCH_SIZES = (8, 32, 128)
 
 
 def sentence_transformer(model: str, dtype: str, pooling: str, device: torch.device) -> SentenceTransformer:

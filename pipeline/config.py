@@ -70,6 +70,9 @@ class EncodeConfig(ModelConfig):
     text_column: str = Field("text", description="string column to embed")
     keep: Texts = Field([], description="column to carry into the output; repeatable")
     vector_dtype: Literal["float32", "float16"] = Field("float32", description="of the stored vectors")
+    output_dim: Positive | None = Field(
+        None, description="values of a vector: its principal components, fitted on a sample of the input (default: all)"
+    )
     unit_rows: Positive = Field(4096, description="most rows in a unit of work, the grain of resuming")
     max_quarantined: float = Field(
         0.01, ge=0, le=1, description="share of rows that may be kept out before exit status 4"

@@ -9,9 +9,7 @@ import torch
 from extractors.inputs import TokenIds
 from extractors.plan import Plan
 from pipeline.encode import Work
-from pipeline.errors import RowKeptOut
-from pipeline.rows import strings
-from pipeline.source import Unit, read_unit
+from pipeline.sampling import sampled_texts
 
 _UNITS_SAMPLED = 8
 _ROWS_OF_A_UNIT = 64
@@ -49,29 +47,14 @@ class Sample:
 
 def sample(work: Work) -> Sample:
     """Reads and tokenizes rows at equal distances from units at equal distances."""
-    units = [unit for unit in work.todo if unit.rows]
-    chosen = [units[i] for i in _spread(len(units), _UNITS_SAMPLED)]
-    texts = [text for unit in chosen for text in _texts(unit, work)]
+    texts = sampled_texts(work.todo, work.job.layout, _UNITS_SAMPLED, _ROWS_OF_A_UNIT)
     tokens, truncated = [], 0
-    for row in work.job.plan.tokenizer.tokenize([text if isinstance(text, str) else "" for text in texts]):
+    for row in work.job.plan.tokenizer.tokenize([text or "" for text in texts]):
         ids = [one for one in row if isinstance(one, TokenIds)]
         if len(ids) == len(row):
             tokens.append(sum(len(one.ids) for one in ids))
             truncated += any(one.truncated for one in ids)
     return Sample(len(texts), np.array(tokens, dtype=np.int64), truncated)
-
-
-def _texts(unit: Unit, work: Work) -> list[object]:
-    try:
-        column = read_unit(unit, work.job.layout).column(work.job.layout.text_column)
-        return strings(column.take(_spread(len(column), _ROWS_OF_A_UNIT)), work.job.layout.text_column)
-    except RowKeptOut:
-        return []
-
-
-def _spread(count: int, most: int) -> list[int]:
-    chosen = min(count, most)
-    return [i * count // chosen for i in range(chosen)]
 
 
 def model_bytes(plan: Plan, dtype: str) -> int:

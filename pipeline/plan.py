@@ -12,17 +12,20 @@ from pipeline.progress import clock
 _VECTOR_BYTES = {"float32": 4, "float16": 2}
 
 
-def describe(work: Work, num_actors: int, price_per_hour: float | None = None) -> tuple[dict[str, Any], str]:
+def describe(
+    work: Work, num_actors: int, price_per_hour: float | None = None, output_dim: int | None = None
+) -> tuple[dict[str, Any], str]:
     """Returns the plan as values and as text; starts nothing and writes nothing.
 
     Args:
         price_per_hour: of everything the run occupies, in any currency.
+        output_dim: values of a vector, if they are to be fewer than the method's.
     """
-    plan = _values(work, min(num_actors, max(1, len(work.todo))), price_per_hour)
+    plan = _values(work, min(num_actors, max(1, len(work.todo))), price_per_hour, output_dim or work.job.plan.width)
     return plan, "\n".join(_lines(plan, work))
 
 
-def _values(work: Work, actors: int, price_per_hour: float | None) -> dict[str, Any]:
+def _values(work: Work, actors: int, price_per_hour: float | None, width: int) -> dict[str, Any]:
     job = work.job
     rows = sum(unit.rows or 0 for unit in work.todo)
     sampled = sample(work)
@@ -44,13 +47,13 @@ def _values(work: Work, actors: int, price_per_hour: float | None) -> dict[str, 
         "token_percentiles": _percentiles(sampled.tokens),
         "share_truncated": round(sampled.truncated / max(1, len(sampled.tokens)), 4),
         "share_kept_out": round(1 - share, 4) if sampled.rows else 0.0,
-        "width": job.plan.width,
+        "width": width,
         "parameters": job.plan.parameters,
         "parameters_used": job.plan.parameters_used,
         "model_bytes": model_bytes(job.plan, job.identity["dtype"]),
         "actors": actors,
         "device": job.device,
-        "output_bytes": rows * job.plan.width * _VECTOR_BYTES[job.identity["vector_dtype"]],
+        "output_bytes": rows * width * _VECTOR_BYTES[job.identity["vector_dtype"]],
         "seconds": None if seconds is None else round(seconds, 1),
         "seconds_known_from": known_from,
         "cost": None if seconds is None or price_per_hour is None else round(seconds / 3600 * price_per_hour, 2),

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
 import yaml
@@ -28,6 +29,8 @@ COMMANDS = {
     "sweep": "scores over layers, start layers, ranks, groups or languages, with the curve and the best as a recipe",
     "demo": "the whole chain on real text, small enough for a laptop",
 }
+
+RECIPES = Path(__file__).parent / "recipes"
 
 # Where results go in a process of their own; see run_process.
 _results: TextIO | None = None
@@ -123,11 +126,15 @@ def parse_options(command: str, model: type[Config], argv: Sequence[str]) -> tup
 
 
 def _read_yaml(file: str) -> dict[str, Any]:
+    recipe = RECIPES / f"{file}.yaml"
+    if recipe.is_file() and not os.path.exists(file):
+        file = str(recipe)
     try:
         with open(file, encoding="utf-8") as handle:
             content = yaml.safe_load(handle) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
-        raise UsageError(f"--config {file}: {problem}") from None
+        known = ", ".join(sorted(path.stem for path in RECIPES.glob("*.yaml")))
+        raise UsageError(f"--config {file}: {problem}. Give a YAML file, or a recipe: {known}") from None
     if not isinstance(content, dict):
         raise UsageError(f"--config {file}: must hold a mapping of options (snake_case) to values")
     return content
@@ -145,7 +152,9 @@ def _parser(command: str, model: type[BaseModel]) -> argparse.ArgumentParser:
             parser.add_argument(f"--{_kebab(name)}", action="extend", nargs="+", metavar="X", help=text)
         else:
             parser.add_argument(f"--{_kebab(name)}", metavar="X", help=text)
-    parser.add_argument("--config", metavar="FILE", help="YAML file with the same options in snake_case")
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML file with the same options in snake_case, or the name of a recipe"
+    )
     parser.add_argument(
         "--json", action="store_const", const=True, help="print the result as one JSON object on stdout"
     )

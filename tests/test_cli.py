@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from jobs.cli import COMMANDS, main
+from jobs.cli import COMMANDS, main, parse_options
+from pipeline.config import EncodeConfig, FitConfig
+from pipeline.errors import UsageError
 from tests.conftest import write_shard
 
 ROOT = Path(__file__).parent.parent
@@ -124,3 +126,20 @@ def test_an_output_that_is_a_file_is_refused(
     other = write_shard(tmp_path / "other.parquet", [1], ["x"])
     status, _, err = run(capfd, "encode", "--input", path, "--output", other, "--model", tiny["llama"])
     assert status == 2 and "give a folder" in err
+
+
+def test_recipes_are_known_by_name(tiny: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fitting, _ = parse_options("fit", FitConfig, ["--config", "multilingual-fit", "--model", "m", "--input", "p"])
+    encoding, _ = parse_options(
+        "encode", EncodeConfig, ["--config", "multilingual", "--model", "m", "--input", "c", "--output", "v"]
+    )
+    assert encoding.subspace == [fitting.output] and encoding.method == fitting.method
+    # A file of that name comes first.
+    Path("multilingual").write_text("method: lt\n")
+    own, _ = parse_options(
+        "encode", EncodeConfig, ["--config", "multilingual", "--model", "m", "--input", "c", "--output", "v"]
+    )
+    assert own.method == "lt"
+    with pytest.raises(UsageError, match="or a recipe: multilingual, multilingual-fit"):
+        parse_options("encode", EncodeConfig, ["--config", "nothing"])

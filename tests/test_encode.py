@@ -222,8 +222,8 @@ def test_plan_starts_and_writes_nothing(tiny: dict[str, str], tmp_path: Path) ->
 
 
 def test_killed_in_mid_run_and_started_again(tiny: dict[str, str], tmp_path: Path) -> None:
-    texts = texts_of(600)
-    write_shard(tmp_path / "in" / "a.parquet", range(600), texts)
+    texts = texts_of(300)
+    write_shard(tmp_path / "in" / "a.parquet", range(300), texts)
     command = [sys.executable, "-m", "jobs.encode", "--model", tiny["llama"], "--method", "va-half"]
     command += ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--unit-rows", "6", "--json"]
     commits = tmp_path / "out" / "commits"
@@ -238,7 +238,7 @@ def test_killed_in_mid_run_and_started_again(tiny: dict[str, str], tmp_path: Pat
         driver.wait()
     _wait_until_quiet(commits)
     done = {path.name: path.stat().st_mtime_ns for path in commits.glob("*.json")}
-    assert 5 <= len(done) < 100, "the kill came too late to prove anything"
+    assert 5 <= len(done) < 50, "the kill came too late to prove anything"
     assert not (tmp_path / "out" / "report.json").exists()
     # What a worker that died while it wrote would leave behind.
     (tmp_path / "out" / "vectors" / "stray.parquet").write_bytes(b"PAR1")
@@ -247,11 +247,11 @@ def test_killed_in_mid_run_and_started_again(tiny: dict[str, str], tmp_path: Pat
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert again.returncode == 0, again.stderr
     report = json.loads(again.stdout)
-    assert (report["status"], report["rows_in"], report["rows_out"]) == ("complete", 600, 600)
+    assert (report["status"], report["rows_in"], report["rows_out"]) == ("complete", 300, 300)
     assert {name: (commits / name).stat().st_mtime_ns for name in done} == done
     found = stored(tmp_path / "out")
     expected = Encoder(tiny["llama"], "va-half").encode(texts)
-    assert_same_vectors(np.stack([found[i] for i in range(600)]), expected)
+    assert_same_vectors(np.stack([found[i] for i in range(300)]), expected)
 
 
 def _wait_until_quiet(folder: Path) -> None:

@@ -268,8 +268,8 @@ def document(rows: list[Row], study: Study) -> str:
         f"- **Banking77**: {TRAIN_ROWS} / {TEST_ROWS} rows, logistic regression; **SIB-200**: V-measure of the English "
         "test sentences.",
         "- In the blocks: from the start layer on, on the last token. The rest: on the finished vector. LIR removes a "
-        "basis for each language and leaves languages without one as they are. `va-concat`: values of blocks 20-24 "
-        "side by side.",
+        "basis for each language and leaves languages without one as they are; random, language-mean and shuffled-pair "
+        "subtract the mean too, as centred hard and soft do. `va-concat`: values of blocks 20-24 side by side.",
         f"- Other corpora: as many groups in all, equal parts of each set (SIB-200: training split; XQuAD: questions); "
         f"the 5 languages are {', '.join(COMMON)}.",
         "",

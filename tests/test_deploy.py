@@ -130,9 +130,11 @@ def test_the_dashboard_asks_for_series_that_exist() -> None:
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Ray head with a dashboard, as on a cluster; yields its address for jobs."""
-    ports = [_free_port() for _ in range(2)]
+    ports = [_free_port() for _ in range(3)]
     start = [f"{sys.prefix}/bin/ray", "start", "--head", "--block", f"--port={ports[0]}", "--num-cpus=2"]
     start += ["--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={ports[1]}"]
+    # The agent that starts jobs listens on one fixed port otherwise, which another Ray on this machine may hold.
+    start += [f"--dashboard-agent-listen-port={ports[2]}"]
     start += ["--object-store-memory=100000000", "--disable-usage-stats"]
     process = subprocess.Popen(
         start, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True

@@ -116,7 +116,7 @@ def prepare(
         commits=list(done.values()),
         how=how,
         subspaces=subspaces,
-        describes_anew=run_there is None or run_there["layout"] != how["layout"],
+        describes_anew=run_there is None or _is_news(how, run_there),
     )
 
 

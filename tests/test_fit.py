@@ -307,6 +307,10 @@ def test_encode_index_and_search_with_a_subspace(
     # Another subspace is another run.
     with pytest.raises(UsageError, match="belongs to another run"):
         encode(EncodeConfig.model_validate({**run, "output": str(tmp_path / "out"), "subspace": [blocks]}))
+    # The same subspace in another place is the same run, which is told where it lies now.
+    moved = str(Path(whole).rename(tmp_path / "moved.safetensors"))
+    encode(EncodeConfig.model_validate({**run, "output": str(tmp_path / "out"), "subspace": [blocks, moved]}))
+    assert VectorStore(str(tmp_path / "out")).run()["subspace"] == [blocks, moved]  # type: ignore[index]
     build_index(IndexConfig(vectors=str(tmp_path / "out"), output=str(tmp_path / "index")))
     hits, _, _ = search(SearchConfig(index=str(tmp_path / "index"), query=[SENTENCES[3]], k=1))
     assert hits.to_pylist()[0]["id"] == 3 and hits.to_pylist()[0]["score"] == pytest.approx(1, abs=1e-5)

@@ -60,6 +60,8 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
         UsageError, ExtractorError: wrong use; nothing was changed.
         RunError: a worker failed; units that were committed stay.
     """
+    if config.output_dim is not None:
+        raise UsageError("output_dim: call pipeline.output_dim.with_output_dim on the config first")
     work = prepare(config)
     return run(work, config.num_actors, config.stalled_after)
 

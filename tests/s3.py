@@ -94,13 +94,7 @@ class FaultyProxy:
     @contextlib.contextmanager
     def running(self) -> Iterator[str]:
         """Serves in threads; yields the proxy's URL."""
-        proxy = self
-
-        class Handler(_Handler):
-            def proxied(self) -> FaultyProxy:
-                return proxy
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -114,21 +108,20 @@ class FaultyProxy:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def proxied(self) -> FaultyProxy:
-        raise NotImplementedError
+    proxy: FaultyProxy
 
     def log_message(self, *_: object) -> None:
         """Says nothing."""
 
     def _any(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fault = self.proxied().fault_for(self.command, self.path.split("?")[0])
+        fault = self.proxy.fault_for(self.command, self.path.split("?")[0])
         if fault in ("slow-down", "internal-error"):
             code, status = ("SlowDown", 503) if fault == "slow-down" else ("InternalError", 500)
             content = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
             self._answer(status, {"Content-Type": "application/xml"}, content)
             return
-        connection = http.client.HTTPConnection(self.proxied().upstream, timeout=30)
+        connection = http.client.HTTPConnection(self.proxy.upstream, timeout=30)
         # The host is a part of what the client signed, and so stays the proxy's.
         connection.request(self.command, self.path, body, dict(self.headers))
         answer = connection.getresponse()

@@ -91,6 +91,8 @@ def test_the_cluster_file_passes_rays_own_schema() -> None:
     assert workers["node_config"]["InstanceMarketOptions"]["MarketType"] == "spot"
     # Without these Ray's defaults would install a Ray of their own.
     assert config["setup_commands"] == []
+    with pytest.raises(Exception, match="min_worker"):
+        validate_config(prepare_config({**config, "min_worker": 1}))
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))

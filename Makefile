@@ -3,13 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint lock clean
+.PHONY: demo test chaos lint lock clean
 
 demo: $(READY)
 	$(BIN)/isogloss demo --output demo-output
 
 test: lint
 	$(BIN)/pytest
+
+# Faults for many minutes, where the tests have a short form of them.
+chaos: $(READY)
+	$(BIN)/pytest -n 0 -m chaos
 
 lint: $(READY)
 	$(BIN)/ruff check .

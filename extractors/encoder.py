@@ -7,7 +7,7 @@ behind it, positions count from 0, and the last token is found by length.
 import contextlib
 import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ from extractors.subspace import Subspace, load_subspace
 DEFAULT_TOKEN_BUDGET = {"cpu": 1024, "cuda": 32768}
 # Tokens that a prompt must begin with for running them once to pay.
 SHORTEST_PREFIX = 3
+# Around a forward pass, given the places of its rows and their lengths.
+_Announced = Callable[[np.ndarray, list[int]], contextlib.AbstractContextManager[None]]
 
 
 class Encoder:
@@ -143,11 +145,17 @@ class Encoder:
             rows.append(row)  # type: ignore[arg-type]
         return self.encode_ids(rows)
 
-    def encode_ids(self, rows: Sequence[Sequence[TokenIds]], languages: Sequence[str] | None = None) -> np.ndarray:
+    def encode_ids(
+        self,
+        rows: Sequence[Sequence[TokenIds]],
+        languages: Sequence[str] | None = None,
+        about_to: Callable[[list[int]], None] | None = None,
+    ) -> np.ndarray:
         """Embeds tokenized texts: ``rows[i][p]`` is text i in prompt p, then in the auxiliary prompts.
 
         Args:
             languages: of the texts, for subspaces with a basis a language.
+            about_to: called before each forward pass with the rows that are in it.
 
         Returns:
             float32 [N, D].
@@ -157,16 +165,26 @@ class Encoder:
             RowTooLarge: the device's memory does not suffice for a text alone.
         """
         distinct, places = _distinct(rows)
-        vectors_ND = self._read_in_memory(distinct, places)[places]
+        vectors_ND = self._read_in_memory(distinct, places, about_to)[places]
         for subspace in self.removals:
             vectors_ND = subspace.apply(vectors_ND, languages)
         return vectors_ND
 
-    def _read_in_memory(self, rows: list[Sequence[TokenIds]], places: np.ndarray) -> np.ndarray:
+    def _read_in_memory(
+        self, rows: list[Sequence[TokenIds]], places: np.ndarray, about_to: Callable[[list[int]], None] | None
+    ) -> np.ndarray:
         """Reads; when memory runs out, begins again with batches half as large, which are kept to from then on."""
+
+        @contextlib.contextmanager
+        def announced(batch: np.ndarray, lengths: list[int]) -> Iterator[None]:
+            if about_to is not None:
+                about_to(np.flatnonzero(np.isin(places, batch)).tolist())
+            with naming_batch(batch, lengths):
+                yield
+
         while True:
             try:
-                return self._read(rows)
+                return self._read(rows, announced)
             except BatchTooLarge as problem:
                 if len(problem.places) == 1:
                     raise RowTooLarge(int(np.flatnonzero(places == problem.places[0])[0]), problem.tokens) from None
@@ -175,11 +193,11 @@ class Encoder:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _read(self, rows: Sequence[Sequence[TokenIds]]) -> np.ndarray:
+    def _read(self, rows: Sequence[Sequence[TokenIds]], announced: _Announced) -> np.ndarray:
         """Returns what the method reads, averaged over its prompts."""
         prompts = len(self.method.prompts)
         auxiliary = [
-            self._contrast_vectors([row[prompts + place] for row in rows], one)
+            self._contrast_vectors([row[prompts + place] for row in rows], one, announced)
             for place, one in enumerate(one for one in self.method.steering if isinstance(one, ContrastivePrompting))
         ]
         # On the device until all batches are under way: a copy would wait for each.
@@ -189,7 +207,7 @@ class Encoder:
                 for batch in token_budget_batches([len(row.ids) for row in column], self.token_budget):
                     places = chosen[batch]
                     aside = [vectors_ND[places].to(self.device) for vectors_ND in auxiliary]
-                    with naming_batch(places, [len(column[i].ids) for i in batch]):
+                    with announced(places, [len(column[i].ids) for i in batch]):
                         done.append((places, self._forward([column[i] for i in batch], aside, prefix)))
         vectors = np.zeros((len(rows), self._read_width), dtype=np.float32)
         for places, vectors_BD in done:
@@ -225,14 +243,16 @@ class Encoder:
         limit = self.backbone.longest_short
         return limit is not None and len(row.ids) > limit
 
-    def _contrast_vectors(self, rows: Sequence[TokenIds], steering: ContrastivePrompting) -> torch.Tensor:
+    def _contrast_vectors(
+        self, rows: Sequence[TokenIds], steering: ContrastivePrompting, announced: _Announced
+    ) -> torch.Tensor:
         """Returns the last token's head outputs in the auxiliary prompt, float32 [N, H d_h]."""
         (block,) = steering.blocks
         vectors_ND = torch.empty((len(rows), self.backbone.site("head-output", block).width))
         for alike in self._alike_in_positions(rows):
             for batch in token_budget_batches([len(rows[i].ids) for i in alike], self.token_budget):
                 places = alike[batch]
-                with naming_batch(places, [len(rows[i].ids) for i in places]):
+                with announced(places, [len(rows[i].ids) for i in places]):
                     vectors_ND[places] = self._last_head_outputs([rows[i] for i in places], block).cpu()
         return vectors_ND
 

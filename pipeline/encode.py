@@ -226,10 +226,14 @@ def _withdraw_outdated(work: Work) -> None:
     work.store.folder.remove(REPORT)
     todo = {unit.name for unit in work.todo}
     sources = {unit.source: unit.tag for unit in work.todo}
-    for name, commit in work.store.commits().items():
-        changed = commit["source"] in sources and commit["source_tag"] != sources[commit["source"]]
-        if name in todo or changed:
+    commits = work.store.commits()
+    for name in work.store.committed():
+        commit = commits.get(name)
+        changed = commit and commit["source"] in sources and commit["source_tag"] != sources[commit["source"]]
+        if commit and (name in todo or changed):
             print(f"doing {commit['source']} again: it changed or could not be read before", file=sys.stderr)
+        # A worker takes a commit that it finds for its own, so that none may stay, not even a damaged one.
+        if name in todo or changed:
             work.store.withdraw(name)
 
 

@@ -1,12 +1,13 @@
 """Rows that end the process which encodes them: found by what each process said it was about to do, and kept out.
 
 Ray starts a dead worker again and gives it the same unit, without end. So an encoder notes each attempt at a unit in
-the run's folder; a note that is still there tells the next attempt that the last one died, and of what.
+the run's folder; a note that is still there tells the next attempt that the last one died, and of what. The batches
+stay the encoder's own as long as no row is suspected, so that a unit whose workers were killed from outside gets the
+very vectors that it would have got undisturbed.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -16,9 +17,9 @@ from pipeline.store import VectorStore
 _DEATHS_OF_A_UNIT = 2
 # How often a row must end the process while it is encoded alone.
 _DEATHS_OF_A_ROW = 2
-_ROWS_A_STEP = 32
 
-Encode = Callable[[list[int]], np.ndarray]
+AboutTo = Callable[[list[int]], None]
+Encode = Callable[[list[int], AboutTo | None], np.ndarray]
 
 
 @dataclasses.dataclass
@@ -27,7 +28,7 @@ class Attempt:
 
     Attributes:
         number: which attempt this is, from 1.
-        step: the rows that are being encoded, once rows are suspected.
+        step: the rows of the batch that is being encoded, from the third attempt on.
         alone: rows that are encoded one by one, since a process died on the step they were in.
         deaths: how often the process died on a row that was encoded alone.
     """
@@ -52,35 +53,32 @@ class Attempt:
 
 
 def encode_with_care(store: VectorStore, unit: str, rows: list[int], encode: Encode) -> tuple[np.ndarray, list[int]]:
-    """Encodes a unit's rows; from the third attempt on in small steps, each noted before it is taken.
+    """Encodes a unit's rows; from the third attempt on each batch is noted before it is begun.
 
     Args:
-        rows: which rows to encode.
-        encode: rows -> float32 [len(rows), D]; always called, if only with no rows.
+        rows: which rows to encode, in ascending order.
+        encode: (rows, about_to) -> float32 [len(rows), D]; calls ``about_to``, where there is one, with the rows of
+            each batch before it. It is always called, if only with no rows.
 
     Returns:
         The vectors of the rows that were encoded, in order, and the rows that end the process.
     """
     attempt = Attempt(**(store.attempt(unit) or {}))
     attempt.learn()
-    store.note_attempt(unit, dataclasses.asdict(attempt))
-    if attempt.number <= _DEATHS_OF_A_UNIT:
-        return encode(rows), []
-    killers = [row for row in attempt.killers if row in rows]
-    vectors = [encode([])]
-    for step in _steps([row for row in rows if row not in killers], set(attempt.alone)):
+
+    def note(step: list[int]) -> None:
         attempt.step = step
         store.note_attempt(unit, dataclasses.asdict(attempt))
-        vectors.append(encode(step))
-    return np.concatenate(vectors), killers
 
-
-def _steps(rows: list[int], alone: set[int]) -> list[list[int]]:
-    steps: list[list[int]] = []
-    for row in rows:
-        last: Any = steps[-1] if steps else []
-        if not last or row in alone or last[0] in alone or len(last) == _ROWS_A_STEP:
-            steps.append([row])
-        else:
-            last.append(row)
-    return steps
+    note([])
+    if attempt.number <= _DEATHS_OF_A_UNIT:
+        return encode(rows, None), []
+    killers = [row for row in attempt.killers if row in rows]
+    alone = [row for row in attempt.alone if row in rows and row not in killers]
+    together = [row for row in rows if row not in killers and row not in alone]
+    # The suspects first: an attempt that ends with one of them has then cost nothing else.
+    vectors = [encode([row], note) for row in alone]
+    vectors.append(encode(together, note))
+    note([])
+    order = np.argsort([*alone, *together], kind="stable")
+    return np.concatenate(vectors)[order], killers

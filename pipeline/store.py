@@ -104,8 +104,7 @@ class VectorStore:
         Raises:
             UsageError: a commit of another run.
         """
-        names = [name for name in self.folder.names(_COMMITS) if name.endswith(".json")]
-        contents = self.folder.read_all(f"{_COMMITS}/{name}" for name in names)
+        contents = self.folder.read_all(f"{_COMMITS}/{unit}.json" for unit in self.committed())
         sizes = {
             f"{folder}/{name}": size
             for folder in (_VECTORS, _QUARANTINE)
@@ -121,6 +120,15 @@ class VectorStore:
             for commit in commits
             if all(sizes.get(file["path"]) == file["bytes"] for file in commit["files"])
         }
+
+    def committed(self) -> list[str]:
+        """Returns the units that have a commit, whatever it is worth."""
+        return [name.removesuffix(".json") for name in self.folder.names(_COMMITS) if name.endswith(".json")]
+
+    def commit(self, unit: str) -> dict[str, Any] | None:
+        """Returns a unit's commit, or None when there is none, or a damaged one."""
+        name = f"{_COMMITS}/{unit}.json"
+        return _parsed(self.folder.read(name)) if self.folder.exists(name) else None
 
     def abandon(self) -> None:
         """Removes run.json if nothing was committed, so that a run that could not begin does not hold the folder."""

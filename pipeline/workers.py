@@ -5,6 +5,7 @@ It is built from plain arguments; no model and no vector passes through the driv
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import os
 import pickle
@@ -20,7 +21,7 @@ import torch
 from extractors.encoder import Encoder
 from extractors.errors import RowTooLarge
 from pipeline.errors import RunError
-from pipeline.isolate import encode_with_care
+from pipeline.isolate import AboutTo, encode_with_care
 from pipeline.job import EncodeJob
 from pipeline.metrics import EncoderMetrics
 from pipeline.rows import Quarantine, TokenizedUnit
@@ -60,6 +61,11 @@ class EncodeUnit:
         began = time.monotonic()
         run_before, padding_before = self.encoder.tokens_run, self.encoder.padding_run
         unit: Unit = pickle.loads(batch["unit"][0])
+        # A worker that died after its commit, before it could say so, leaves nothing to be done again.
+        there = self.store.commit(unit.name)
+        if there is not None:
+            self.store.end_attempt(unit.name)
+            return _finished(there, 0, 0)
         tokenized: TokenizedUnit = pickle.loads(batch["tokenized"][0])
         table = self._vectors(unit, tokenized)
         commit = self._commit(unit, tokenized, table, seconds=time.monotonic() - began)
@@ -67,22 +73,22 @@ class EncodeUnit:
         self.store.end_attempt(unit.name)
         run, padding = self.encoder.tokens_run - run_before, self.encoder.padding_run - padding_before
         self.metrics.record(commit, run, padding)
-        counted = ("rows_in", "tokens")
-        counts = {key: [commit[key]] for key in counted}
-        return {"unit": [unit.name], **counts, "tokens_run": [run], "padding_run": [padding]}
+        return _finished(commit, run, padding)
 
     def _vectors(self, unit: Unit, tokenized: TokenizedUnit) -> pa.Table:
         job = self.job
         languages, faults = self._languages(tokenized)
 
-        def encode(rows: list[int]) -> np.ndarray:
+        def encode(rows: list[int], about_to: AboutTo | None) -> np.ndarray:
             vectors_ND = np.full((len(rows), self.encoder.width), np.nan, dtype=np.float32)
             left = list(range(len(rows)))
             while True:
                 chosen = [rows[i] for i in left]
                 tokens = [tokenized.tokens[i] for i in chosen]
+                own_languages = languages and [languages[i] for i in chosen]
+                told = about_to and functools.partial(_tell, about_to, chosen)
                 try:
-                    vectors_ND[left] = self.encoder.encode_ids(tokens, languages and [languages[i] for i in chosen])
+                    vectors_ND[left] = self.encoder.encode_ids(tokens, own_languages, told)
                 except RowTooLarge as problem:
                     faults[chosen[problem.row]] = ("out-of-memory", str(problem))
                     del left[problem.row]
@@ -147,6 +153,16 @@ class EncodeUnit:
             "seconds": round(seconds, 3),
             "fingerprint": self.job.fingerprint,
         }
+
+
+def _finished(commit: dict[str, Any], tokens_run: int, padding_run: int) -> dict[str, Any]:
+    """Returns what the driver is told of a unit: a batch of one row."""
+    row = {key: commit[key] for key in ("unit", "rows_in", "tokens")}
+    return {key: [value] for key, value in {**row, "tokens_run": tokens_run, "padding_run": padding_run}.items()}
+
+
+def _tell(about_to: AboutTo, rows: list[int], places: list[int]) -> None:
+    about_to([rows[i] for i in places])
 
 
 def _vector_faults(computed_ND: np.ndarray, stored_ND: np.ndarray, dtype: str) -> list[Fault | None]:

@@ -50,6 +50,12 @@ def seaweedfs(folder: Path) -> Iterator[str]:
         log.close()
 
 
+def environment(url: str) -> dict[str, str]:
+    """Returns what a user sets to reach the server."""
+    keys = {"AWS_ACCESS_KEY_ID": KEYS["key"], "AWS_SECRET_ACCESS_KEY": KEYS["secret"]}
+    return {**keys, "AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-east-1"}
+
+
 def client(url: str) -> s3fs.S3FileSystem:
     """Returns a file system of its own, which keeps nothing from others and no listing."""
     options = {"client_kwargs": {"endpoint_url": url, "region_name": "us-east-1"}}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from extractors import Encoder
-from pipeline.isolate import encode_with_care
+from pipeline.isolate import AboutTo, encode_with_care
 from pipeline.store import VectorStore
 from pipeline.vectors import matrix
 from tests.conftest import write_shard
@@ -48,6 +48,9 @@ sys.meta_path.insert(0, Finder())
 """
 
 
+ROOT = Path(__file__).parent.parent
+
+
 class Death(BaseException):
     """Ends an attempt as a killed process does: nothing is tidied up."""
 
@@ -56,9 +59,12 @@ class Death(BaseException):
 def test_steps_find_the_rows_that_kill(tmp_path: Path, killers: list[int]) -> None:
     store, rows = VectorStore(str(tmp_path)), list(range(100))
 
-    def encode(rows: list[int]) -> np.ndarray:
-        if set(rows) & set(killers):
-            raise Death
+    def encode(rows: list[int], about_to: AboutTo | None) -> np.ndarray:
+        for batch in (rows[i : i + 32] for i in range(0, len(rows), 32)):
+            if about_to is not None:
+                about_to(batch)
+            if set(batch) & set(killers):
+                raise Death
         return np.array(rows, dtype=np.float32).reshape(-1, 1)
 
     # Two deaths of the unit, one a step, two a row.
@@ -75,7 +81,7 @@ def test_steps_find_the_rows_that_kill(tmp_path: Path, killers: list[int]) -> No
 def test_a_machine_that_dies_twice_costs_no_row(tmp_path: Path) -> None:
     store, deaths = VectorStore(str(tmp_path)), iter([True, True, False])
 
-    def encode(rows: list[int]) -> np.ndarray:
+    def encode(rows: list[int], about_to: AboutTo | None) -> np.ndarray:
         if rows and next(deaths, False):
             raise Death
         return np.zeros((len(rows), 1), dtype=np.float32)
@@ -89,38 +95,49 @@ def test_a_machine_that_dies_twice_costs_no_row(tmp_path: Path) -> None:
     assert store.attempt("unit") is None
 
 
-def test_a_deadly_row_is_kept_out_and_the_job_ends(tmp_path: Path, tiny: dict[str, str]) -> None:
+def run_with_deadly_rows(folder: Path, model: str, rows: int, deadly: set[int], unit_rows: int) -> int:
+    """Encodes texts of which some end every process that encodes them; returns how many processes died."""
     from tests.conftest import byte_level
 
-    deadly, log = byte_level()("~")["input_ids"][0], tmp_path / "deaths"
-    inject = tmp_path / "inject"
+    token, log, inject = byte_level()("~")["input_ids"][0], folder / "deaths", folder / "inject"
     inject.mkdir()
-    (inject / "sitecustomize.py").write_text(f"DEATH, LOG = {deadly}, {str(log)!r}\n{DEADLY}")
-    texts = [f"text {i}" for i in range(40)]
-    texts[7] = "~ " * 12
-    write_shard(tmp_path / "in" / "a.parquet", range(40), texts)
-    root = Path(__file__).parent.parent
-    command = ["--model", tiny["llama"], "--method", "lt", "--input", str(tmp_path / "in")]
-    command += ["--output", str(tmp_path / "out"), "--max-quarantined", "0.1", "--unit-rows", "25"]
+    (inject / "sitecustomize.py").write_text(f"DEATH, LOG = {token}, {str(log)!r}\n{DEADLY}")
+    write_shard(folder / "in" / "a.parquet", range(rows), [text_of(row, deadly) for row in range(rows)])
+    command = ["--model", model, "--method", "lt", "--input", str(folder / "in"), "--output", str(folder / "out")]
     done = subprocess.run(
-        [sys.executable, "-m", "jobs.encode", *command],
-        env={**os.environ, "PYTHONPATH": f"{inject}{os.pathsep}{root}"},
-        timeout=300,
+        [sys.executable, "-m", "jobs.encode", *command, "--max-quarantined", "0.1", "--unit-rows", str(unit_rows)],
+        env={**os.environ, "PYTHONPATH": f"{inject}{os.pathsep}{ROOT}"},
+        timeout=1800,
         check=False,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert (report["rows_in"], report["rows_out"]) == (40, 39) and report["reasons"] == {"kills-worker": 1}
-    assert len(log.read_text()) == 5
-    store = VectorStore(str(tmp_path / "out"))
+    report = json.loads((folder / "out" / "report.json").read_text())
+    assert (report["rows_in"], report["rows_out"]) == (rows, rows - len(deadly))
+    assert report["reasons"] == {"kills-worker": len(deadly)}
     found = {
         i: v
-        for _, table in store.iter_vectors()
+        for _, table in VectorStore(str(folder / "out")).iter_vectors()
         for i, v in zip(table.column("id").to_pylist(), matrix(table.column("vector")), strict=True)
     }
-    others = [i for i in range(40) if i != 7]
-    assert sorted(found) == others and not list((tmp_path / "out" / "attempts").iterdir())
-    expected = Encoder(tiny["llama"], "lt").encode([texts[i] for i in others])
-    assert_same_vectors(np.stack([found[i] for i in others]), expected)
+    others = [row for row in range(rows) if row not in deadly]
+    assert sorted(found) == others and not list((folder / "out" / "attempts").iterdir())
+    expected = Encoder(model, "lt").encode([text_of(row, deadly) for row in others])
+    assert_same_vectors(np.stack([found[row] for row in others]), expected)
+    return len(log.read_text())
+
+
+def text_of(row: int, deadly: set[int]) -> str:
+    return "~ " * 12 if row in deadly else f"text {row}"
+
+
+def test_a_deadly_row_is_kept_out_and_the_job_ends(tmp_path: Path, tiny: dict[str, str]) -> None:
+    # Twice before a row is suspected, once for its batch, twice for itself.
+    assert run_with_deadly_rows(tmp_path, tiny["llama"], 40, {7}, unit_rows=25) == 5
+
+
+@pytest.mark.chaos
+def test_ten_deadly_rows_among_ten_thousand(tmp_path: Path, tiny: dict[str, str]) -> None:
+    deadly = {3, 999, 1000, 1001, 2500, 5017, 5018, 7777, 9998, 9999}
+    assert run_with_deadly_rows(tmp_path, tiny["llama"], 10_000, deadly, unit_rows=1000) <= 5 * len(deadly)

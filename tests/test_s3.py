@@ -17,7 +17,7 @@ from pipeline.config import EncodeConfig
 from pipeline.encode import encode
 from pipeline.store import VectorStore
 from tests.conftest import SENTENCES, write_shard
-from tests.s3 import BUCKET, KEYS, FaultyProxy, client, seaweedfs
+from tests.s3 import BUCKET, FaultyProxy, client, environment, seaweedfs
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,12 +26,6 @@ ROOT = Path(__file__).parent.parent
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with seaweedfs(tmp_path_factory.mktemp("s3")) as url:
         yield url
-
-
-def environment(url: str) -> dict[str, str]:
-    """What a user sets to reach the server."""
-    keys = {"AWS_ACCESS_KEY_ID": KEYS["key"], "AWS_SECRET_ACCESS_KEY": KEYS["secret"]}
-    return {**keys, "AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-east-1"}
 
 
 def put(url: str, key: str, ids: Any, texts: Any) -> None:

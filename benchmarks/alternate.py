@@ -4,10 +4,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
-import torch
-
-_MATRIX = {"cpu": 2048, "cuda": 8192}
-
 
 def alternated(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Runs each once for warming up, then all in turn ``rounds`` times; returns their seconds, round by round."""
@@ -25,16 +21,3 @@ def alternated(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[st
 def ratio(seconds: Mapping[str, list[float]], slow: str, fast: str) -> float:
     """Returns how many times as long ``slow`` took: the median of the ratios within a round."""
     return statistics.median(a / b for a, b in zip(seconds[slow], seconds[fast], strict=True))
-
-
-def matmul_peak(dtype: str, device: torch.device, rounds: int = 7) -> float:
-    """Returns FLOP/s of a large square matrix product, the best of some."""
-    size = _MATRIX[device.type]
-    left, right = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
-
-    def product() -> None:
-        torch.mm(left, right)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    return 2 * size**3 / min(alternated({"product": product}, rounds)["product"])

@@ -19,11 +19,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModel, PreTrainedTokenizerFast, Qwen3Config
 
-from benchmarks.alternate import alternated, matmul_peak, ratio
+from benchmarks.alternate import alternated, ratio
 from benchmarks.rivals import library_encodes, sentence_transformer
 from benchmarks.speed import fastest, flops, padding, refuse_difference, with_budget
 from extractors import Encoder
 from extractors.backbone import Dtype, choose_device
+from pipeline.peak import matmul_flops
 
 # Median and spread (of the logarithm) of tokens a text.
 SETS = {"Tatoeba": (9, 0.5), "SIB-200": (28, 0.4), "SciFact": (290, 0.4), "log-normal mix": (25, 0.9)}
@@ -83,7 +84,7 @@ def texts_of(median: float, spread: float, tokens: int) -> list[str]:
 
 def measured(model: str, dtype: Dtype, tokens: int, rounds: int, device: torch.device) -> dict[str, Any]:
     """Returns the figures of all sets."""
-    peak = matmul_peak(dtype, device)
+    peak = matmul_flops(device.type, dtype)
     encoder = Encoder(model, "lt", dtype=dtype, device=str(device))
     library = sentence_transformer(model, dtype, "lasttoken", device)
     sets = {}

@@ -20,13 +20,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.alternate import alternated, matmul_peak, ratio
+from benchmarks.alternate import alternated, ratio
 from benchmarks.rivals import BATCH_SIZES, PlainTransformers, library_encodes, sentence_transformer
 from extractors import Encoder
 from extractors.backbone import Dtype, find_model
 from extractors.inputs import TokenIds, token_budget_batches
 from extractors.prompts import fill_in, template_of
 from pipeline.demo import find_demo_model
+from pipeline.peak import matmul_flops
 
 # The rivals' pooling; of values they know nothing, and so they get the mean of the last hidden state.
 METHODS = {"va-half": "mean", "prompteol": "lasttoken"}
@@ -44,7 +45,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", metavar="SET", help="default: all four")
     given = parser.parse_args()
     sets = {name: texts for name, texts in text_sets(given.data).items() if name in (given.sets or [name])}
-    peaks = {dtype: matmul_peak(dtype, torch.device("cpu")) for dtype in DTYPES}
+    peaks = {dtype: matmul_flops("cpu", dtype) for dtype in DTYPES}
     lines = [
         against_rivals(given.model, dtype, method, name, texts, peaks[dtype], given.rounds)
         for dtype in DTYPES

@@ -40,6 +40,11 @@ class Plan:
     shape: BackboneShape
     removals: tuple[str, ...] = ()
 
+    @property
+    def flops_per_token(self) -> int:
+        """Multiplications and additions with the weights of the blocks, of which the last may be run in part only."""
+        return 2 * (self.parameters_used - self.tokenizer.vocabulary * self.shape.hidden_size)
+
     def identity(self) -> dict[str, Any]:
         """Returns everything that shapes a vector but its number format, as JSON values."""
         vocabulary = f"{self.tokenizer.spec}{self.tokenizer.start_ids}"

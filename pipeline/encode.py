@@ -268,7 +268,7 @@ def _run_units(work: Work, num_actors: int, stalled_after: float) -> None:
         with watch as one_is_finished:
             for batch in finished.iter_batches(batch_size=None, batch_format="pyarrow"):
                 for row in batch.to_pylist():
-                    progress.add(row["rows_in"], row["tokens"], row["tokens_run"], row["padding_run"])
+                    progress.add(row)
                     one_is_finished()
     except ray.exceptions.RayError as problem:
         raise cluster.worker_failure(problem) from problem

@@ -1,7 +1,6 @@
 """What a run will cost, from a sample of its rows: tokens, memory, time and money."""
 
 import dataclasses
-import time
 
 import numpy as np
 import torch
@@ -9,13 +8,13 @@ import torch
 from extractors.inputs import TokenIds
 from extractors.plan import Plan
 from pipeline.encode import Work
+from pipeline.peak import matmul_flops
 from pipeline.sampling import sampled_texts
 
 _UNITS_SAMPLED = 8
 _ROWS_OF_A_UNIT = 64
 # Of the device's largest matrix product; what docs/speed.md has for texts of a sentence.
 _SHARE_OF_PEAK = 0.6
-_MATRIX = {"cpu": 1024, "cuda": 8192}
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # From this many weights on, a CPU is hardly what was meant.
 _LARGE_MODEL = 1_000_000_000
@@ -74,23 +73,8 @@ def tokens_per_second(work: Work) -> tuple[float | None, str]:
     device, dtype = work.job.device, work.job.identity["dtype"]
     if device == "cuda" and not torch.cuda.is_available():
         return None, "unknown: there is no GPU on this machine to judge by; a first unit will tell"
-    plan = work.job.plan
-    in_blocks = plan.parameters_used - plan.tokenizer.vocabulary * plan.shape.hidden_size
-    speed = _SHARE_OF_PEAK * _matmul_flops(device, dtype) / (2 * in_blocks)
+    speed = _SHARE_OF_PEAK * matmul_flops(device, dtype) / work.job.plan.flops_per_token
     return speed, f"from {_SHARE_OF_PEAK:.0%} of a matrix product's speed on this machine"
-
-
-def _matmul_flops(device: str, dtype: str) -> float:
-    """Returns FLOP/s, the best of five short tries."""
-    size = _MATRIX[device]
-    left, right = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
-    seconds = []
-    for _ in range(6):
-        began = time.perf_counter()
-        product = left @ right
-        product[0, 0].item()
-        seconds.append(time.perf_counter() - began)
-    return 2 * size**3 / min(seconds[1:])
 
 
 def warnings(work: Work) -> list[str]:

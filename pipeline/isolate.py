@@ -7,10 +7,12 @@ very vectors that it would have got undisturbed.
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable
 
 import numpy as np
 
+from pipeline.log import log
 from pipeline.store import VectorStore
 
 # Deaths that are taken for the machine's (a node that was reclaimed, say) before the unit's rows are suspected.
@@ -65,6 +67,8 @@ def encode_with_care(store: VectorStore, unit: str, rows: list[int], encode: Enc
     """
     attempt = Attempt(**(store.attempt(unit) or {}))
     attempt.learn()
+    if attempt.number > 1:
+        log("begun again", logging.WARNING, unit=unit, **dataclasses.asdict(attempt))
 
     def note(step: list[int]) -> None:
         attempt.step = step

@@ -23,12 +23,19 @@ from extractors.errors import RowTooLarge
 from pipeline.errors import RunError
 from pipeline.isolate import AboutTo, encode_with_care
 from pipeline.job import EncodeJob
+from pipeline.log import log, start_log
 from pipeline.metrics import EncoderMetrics
+from pipeline.peak import matmul_flops
 from pipeline.rows import Quarantine, TokenizedUnit
 from pipeline.source import Unit
 from pipeline.store import VectorStore, vector_schema
 
 LANGUAGE_COLUMNS = ("lang", "language")
+# What the log has of a commit.
+_LOGGED = (
+    *("unit", "source", "row_start", "rows_in", "rows_out", "rows_quarantined", "reasons"),
+    *("tokens", "truncated", "seconds"),
+)
 # The code and the detail of what keeps a row out.
 Fault = tuple[str, str]
 
@@ -55,6 +62,9 @@ class EncodeUnit:
         )
         self.store = VectorStore(job.output)
         self.metrics = EncoderMetrics(job.plan.source.given, job.plan.method.name)
+        self.peak_flops = matmul_flops(job.device, job.identity["dtype"])
+        start_log()
+        log("ready", model=job.plan.source.given, method=job.plan.method.name, device=job.device)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Encodes the one unit in ``batch``."""
@@ -65,7 +75,8 @@ class EncodeUnit:
         there = self.store.commit(unit.name)
         if there is not None:
             self.store.end_attempt(unit.name)
-            return _finished(there, 0, 0)
+            log("found committed", unit=unit.name)
+            return self._finished(there, 0, 0)
         tokenized: TokenizedUnit = pickle.loads(batch["tokenized"][0])
         table = self._vectors(unit, tokenized)
         commit = self._commit(unit, tokenized, table, seconds=time.monotonic() - began)
@@ -73,7 +84,16 @@ class EncodeUnit:
         self.store.end_attempt(unit.name)
         run, padding = self.encoder.tokens_run - run_before, self.encoder.padding_run - padding_before
         self.metrics.record(commit, run, padding)
-        return _finished(commit, run, padding)
+        log("committed", **{key: commit[key] for key in _LOGGED}, tokens_run=run, padding_run=padding)
+        return self._finished(commit, run, padding)
+
+    def _finished(self, commit: dict[str, Any], tokens_run: int, padding_run: int) -> dict[str, Any]:
+        """Returns what the driver is told of a unit: a batch of one row."""
+        row = {key: commit[key] for key in ("unit", "rows_in", "tokens")}
+        flops = (tokens_run - padding_run) * self.job.plan.flops_per_token
+        at_peak = commit["seconds"] * self.peak_flops if tokens_run else 0.0
+        more = {"tokens_run": tokens_run, "padding_run": padding_run, "flops": float(flops), "flops_at_peak": at_peak}
+        return {key: [value] for key, value in {**row, **more}.items()}
 
     def _vectors(self, unit: Unit, tokenized: TokenizedUnit) -> pa.Table:
         job = self.job
@@ -153,12 +173,6 @@ class EncodeUnit:
             "seconds": round(seconds, 3),
             "fingerprint": self.job.fingerprint,
         }
-
-
-def _finished(commit: dict[str, Any], tokens_run: int, padding_run: int) -> dict[str, Any]:
-    """Returns what the driver is told of a unit: a batch of one row."""
-    row = {key: commit[key] for key in ("unit", "rows_in", "tokens")}
-    return {key: [value] for key, value in {**row, "tokens_run": tokens_run, "padding_run": padding_run}.items()}
 
 
 def _tell(about_to: AboutTo, rows: list[int], places: list[int]) -> None:

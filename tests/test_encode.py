@@ -307,6 +307,24 @@ def test_a_node_with_other_weights_takes_no_part(tmp_path: Path) -> None:
         EncodeUnit(job)
 
 
+def test_a_worker_that_died_after_its_commit_leaves_nothing_to_do(tiny: dict[str, str], tmp_path: Path) -> None:
+    write_shard(tmp_path / "in" / "a.parquet", range(3), SENTENCES[:3])
+    work = prepare(config(tiny, tmp_path))
+    worker = EncodeUnit(work.job)
+    work.store.start(work.job.identity, work.how)
+    batch = tokenize_one({"unit": [pickle.dumps(work.todo[0])]}, work.job.layout, work.job.plan.tokenizer)
+    first, files = worker(batch), {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.*")}
+    # What it was about to do when it was killed: its note is still there.
+    work.store.note_attempt(work.todo[0].name, {"number": 1})
+    second = worker(batch)
+    assert (second["rows_in"], second["tokens"]) == (first["rows_in"], first["tokens"]) and second["tokens_run"] == [0]
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.*")} == files
+    # A commit whose file is damaged is not taken for done.
+    (vectors,) = (tmp_path / "out" / "vectors").iterdir()
+    vectors.write_bytes(b"PAR1")
+    assert encode(config(tiny, tmp_path))["rows_out"] == 3 and len(stored(tmp_path / "out")) == 3
+
+
 def test_a_row_too_large_for_memory_is_kept_out(tiny: dict[str, str], tmp_path: Path) -> None:
     texts = [SENTENCES[0], "x " * 80, SENTENCES[1]]
     write_shard(tmp_path / "in" / "a.parquet", range(3), texts)

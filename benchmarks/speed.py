@@ -9,9 +9,12 @@ batch size, found on the same texts.
 
 import argparse
 import functools
+import json
 import os
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +27,7 @@ from benchmarks.alternate import alternated, ratio
 from benchmarks.rivals import BATCH_SIZES, PlainTransformers, library_encodes, sentence_transformer
 from extractors import Encoder
 from extractors.backbone import Dtype, find_model
+from extractors.encoder import DEFAULT_TOKEN_BUDGET
 from extractors.inputs import TokenIds, token_budget_batches
 from extractors.prompts import fill_in, template_of
 from pipeline.demo import find_demo_model
@@ -32,6 +36,10 @@ from pipeline.peak import matmul_flops
 # The rivals' pooling; of values they know nothing, and so they get the mean of the last hidden state.
 METHODS = {"va-half": "mean", "prompteol": "lasttoken"}
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
+# Whose memory is measured.
+ENCODED = ("va-half", "prompteol", "aligned-wva-futureeol")
+# Of an encoder's memory: what a batch of SmolLM2's sizes may take.
+ACTIVATIONS_A_TOKEN = 64 * 2**10
 BUDGETS = (512, 1024, 2048)
 DOCUMENT = Path(__file__).parent.parent / "docs" / "speed.md"
 
@@ -53,7 +61,8 @@ def main() -> None:
         for name, texts in sets.items()
     ]
     own = against_itself(given.model, text_sets(given.data)["Tatoeba"], given.rounds)
-    DOCUMENT.write_text(document(lines, own, peaks, sets), encoding="utf-8")
+    memory = [memory_line(given.model, dtype, method) for dtype in DTYPES for method in ENCODED]
+    DOCUMENT.write_text(document(lines, own, memory, peaks, sets), encoding="utf-8")
 
 
 def text_sets(data: Path, seed: int = 0) -> dict[str, list[str]]:
@@ -181,8 +190,22 @@ def against_itself(model: str, texts: list[str], rounds: int) -> list[list[str]]
     return lines
 
 
+def memory_line(model: str, dtype: Dtype, method: str) -> list[str]:
+    """Returns one line of the table of memory, measured in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.memory", "--model", model, "--method", method, "--dtype", dtype]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    figures = json.loads(done.stdout)
+    allowed = 1.15 * figures["weights"] + figures["token_budget"] * ACTIVATIONS_A_TOKEN
+    sizes = (figures["weights"], figures["encoding"], allowed, figures["loading"])
+    return [dtype, f"`{method}`", *(f"{size / 2**20:,.0f}" for size in sizes)]
+
+
 def document(
-    lines: list[list[str]], own: list[list[str]], peaks: Mapping[Dtype, float], sets: dict[str, list[str]]
+    lines: list[list[str]],
+    own: list[list[str]],
+    memory: list[list[str]],
+    peaks: Mapping[Dtype, float],
+    sets: dict[str, list[str]],
 ) -> str:
     """Returns the Markdown page."""
     texts = "; ".join(
@@ -213,6 +236,14 @@ def document(
             "| dtype | what | ratio |",
             "|---|---|---|",
             *(f"| {' | '.join(cells)} |" for cells in own),
+            "",
+            "Memory of an encoder beyond Python and its libraries, MiB. Allowed: the weights that are used, 15 % more, and "
+            f"{ACTIVATIONS_A_TOKEN // 1024} KiB for each token of a batch ({DEFAULT_TOKEN_BUDGET['cpu']}). While it loads, "
+            "pages of the model's float32 file count too, which the system takes back when it needs them.",
+            "",
+            "| dtype | method | weights used | encoding, at most | allowed | loading, at most |",
+            "|---|---|---|---|---|---|",
+            *(f"| {' | '.join(cells)} |" for cells in memory),
             "",
         ]
     )

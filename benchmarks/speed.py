@@ -237,9 +237,9 @@ def document(
             "|---|---|---|",
             *(f"| {' | '.join(cells)} |" for cells in own),
             "",
-            "Memory of an encoder beyond Python and its libraries, MiB. Allowed: the weights that are used, 15 % more, and "
-            f"{ACTIVATIONS_A_TOKEN // 1024} KiB for each token of a batch ({DEFAULT_TOKEN_BUDGET['cpu']}). While it loads, "
-            "pages of the model's float32 file count too, which the system takes back when it needs them.",
+            "Memory of an encoder beyond Python and its libraries, MiB. Allowed: the weights that are used, 15 % more, "
+            f"and {ACTIVATIONS_A_TOKEN // 1024} KiB for each token of a batch ({DEFAULT_TOKEN_BUDGET['cpu']}). While it "
+            "loads, pages of the model's float32 file count too, which the system takes back when it needs them.",
             "",
             "| dtype | method | weights used | encoding, at most | allowed | loading, at most |",
             "|---|---|---|---|---|---|",

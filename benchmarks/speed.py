@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed --data DATA
 
-DATA holds bitext/tatoeba.parquet (src), parallel/sib200_test_dev.parquet (lang, text) and
+DATA holds bitext/tatoeba.parquet (tgt, in English), parallel/sib200_test_dev.parquet (lang, text) and
 retrieval/scifact/corpus.parquet (title, text). All figures of a line come from runs in turn; the rivals have their best
 batch size, found on the same texts.
 """
@@ -68,7 +68,7 @@ def main() -> None:
 def text_sets(data: Path, seed: int = 0) -> dict[str, list[str]]:
     """Returns the four sets of texts, each in random order."""
     draw = random.Random(seed)
-    tatoeba = pq.read_table(data / "bitext" / "tatoeba.parquet").column("src").to_pylist()
+    tatoeba = pq.read_table(data / "bitext" / "tatoeba.parquet").column("tgt").to_pylist()
     sib = pq.read_table(data / "parallel" / "sib200_test_dev.parquet")
     english = [row["text"] for row in sib.to_pylist() if row["lang"] == "eng_Latn"]
     abstracts = pq.read_table(data / "retrieval" / "scifact" / "corpus.parquet").to_pylist()
@@ -238,8 +238,8 @@ def document(
             *(f"| {' | '.join(cells)} |" for cells in own),
             "",
             "Memory of an encoder beyond Python and its libraries, MiB. Allowed: the weights that are used, 15 % more, "
-            f"and {ACTIVATIONS_A_TOKEN // 1024} KiB for each token of a batch ({DEFAULT_TOKEN_BUDGET['cpu']}). While it "
-            "loads, pages of the model's float32 file count too, which the system takes back when it needs them.",
+            f"and {ACTIVATIONS_A_TOKEN // 1024} KiB for each token of a batch ({DEFAULT_TOKEN_BUDGET['cpu']}). While "
+            "it loads, pages of the model's float32 file count too, which the system takes back when it needs them.",
             "",
             "| dtype | method | weights used | encoding, at most | allowed | loading, at most |",
             "|---|---|---|---|---|---|",

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MIN_TEXT_TOKENS = 8
+# What texts begin with.
+_USUAL_STARTS = ("A", "a", "1", "É", "я", "的", "ا")
 LARGEST_PADDING = 1 / 16
 
 # A code point that is no character; control tokens are renamed with it.
@@ -97,13 +99,15 @@ class PromptTokenizer:
         return [[fault] * len(row) if fault else list(row) for fault, *row in zip(faults, *by_template, strict=True)]
 
     def prefix(self, template: str) -> np.ndarray:
-        """Returns the ids, int32 [P], that a text in this template begins with, whatever the text, but for rare ones.
+        """Returns the ids, int32 [P], that nearly every text in this template begins with.
 
-        The template's last token before the text is left out, since it may merge with the text.
+        The template's last token before the text is among them unless letters and digits would merge with it.
         """
         before = pieces(template)[0].split(PLACEHOLDER)[0]
-        ids = self._backend.encode(before, add_special_tokens=False).ids[:-1]
-        return np.array([*self.start_ids, *ids], dtype=np.int32)
+        ids = self._backend.encode(before, add_special_tokens=False).ids
+        starts = self._backend.encode_batch([before + start for start in _USUAL_STARTS], add_special_tokens=False)
+        merges = any(start.ids[: len(ids)] != ids for start in starts)
+        return np.array([*self.start_ids, *(ids[:-1] if merges else ids)], dtype=np.int32)
 
     def _in_template(self, template: str, texts: Sequence[str]) -> list[TokenIds | TextError]:
         around = pieces(template.replace(PLACEHOLDER, _MARK))

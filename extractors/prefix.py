@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from extractors.anatomy import Anatomy
 from extractors.heads import attention_calls
@@ -49,6 +50,7 @@ def after_prefix(backbone: Anatomy, prefix: Prefix) -> Iterator[None]:
     Their ``position_ids`` must begin at the prefix's length.
     """
     masks: dict[tuple[int, int | None], Tensor] = {}
+    kind = backbone.config._attn_implementation
 
     def attend(
         module: nn.Module, original: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Any
@@ -61,9 +63,15 @@ def after_prefix(backbone: Anatomy, prefix: Prefix) -> Iterator[None]:
         shape = query.shape[2], options.get("sliding_window")
         if shape not in masks:
             masks[shape] = _causal_mask(prefix.length, *shape, query)
+        if kind == "sdpa" and query.device.type == "cpu":
+            # With a mask, transformers writes each key/value head out for every query head of its group. The kernel on
+            # CPUs does without that; those on GPUs do not.
+            scale = options.get("scaling")
+            heads_BHNd = scaled_dot_product_attention(query, key, value, masks[shape], scale=scale, enable_gqa=True)
+            return heads_BHNd.transpose(1, 2), None
         return original(module, query, key, value, masks[shape], **options)
 
-    with attention_calls(backbone.config._attn_implementation, attend):
+    with attention_calls(kind, attend):
         yield
 
 

@@ -146,9 +146,9 @@ class Study:
         if method in STEERED:
             start = self.best_start(method)
             for construction in IN_BLOCKS:
-                path = self.fitted(method, construction, start_layer=start, construction=construction)
-                name = f"{construction} in blocks ≥ {start}"
-                yield Row(method, name, self.evaluated(method, construction, TASKS, subspace=[path]))
+                run = f"{construction} in blocks"
+                path = self.fitted(method, run, start_layer=start, construction=construction)
+                yield Row(method, f"{run} ≥ {start}", self.evaluated(method, run, TASKS, subspace=[path]))
 
     def evaluated(self, method: str, name: str, tasks: Sequence[str], **changes: Any) -> Scores:
         """Scores a method on tasks, or finds that it was done."""

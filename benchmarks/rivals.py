@@ -8,21 +8,25 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers import AutoModel, AutoTokenizer
 
-BATCH_SIZES = (8, 32, 128)
+BATCH_SIZES = (8, 32)
 
 
-def sentence_transformer(model: str, dtype: str, pooling: str, device: torch.device) -> SentenceTransformer:
-    """Returns sentence-transformers around the model; pooling is mean or lasttoken."""
+def sentence_transformer(
+    model: str, dtype: str, pooling: str, device: torch.device, chat: bool = False
+) -> SentenceTransformer:
+    """Returns sentence-transformers around the model.
+
+    Args:
+        pooling: mean or lasttoken.
+        chat: leave it as it comes, which for a model with a chat template puts every text into a conversation; its
+            vectors are then not those of the text alone.
+    """
     options = {"dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
-    # Plain text: for a model with a chat template the library would put every text into a conversation.
-    text = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
-    body = Transformer(
-        model,
-        model_kwargs=options,
-        max_seq_length=512,
-        modality_config=text,
-        module_output_name="token_embeddings",
-    )
+    plain = {
+        "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+        "module_output_name": "token_embeddings",
+    }
+    body = Transformer(model, model_kwargs=options, max_seq_length=512, **({} if chat else plain))
     head = Pooling(body.get_embedding_dimension(), pooling_mode=pooling)
     loaded = SentenceTransformer(modules=[body, head], device=str(device))
     return loaded.eval()

@@ -21,7 +21,7 @@ from transformers import AutoModel, PreTrainedTokenizerFast, Qwen3Config
 
 from benchmarks.alternate import alternated, ratio
 from benchmarks.rivals import library_encodes, sentence_transformer
-from benchmarks.speed import fastest, flops, padding, refuse_difference, with_budget
+from benchmarks.speed import fastest, flops, padding, refuse_difference
 from extractors import Encoder
 from extractors.backbone import Dtype, choose_device
 from pipeline.peak import matmul_flops
@@ -70,6 +70,12 @@ def save_model(folder: Path, blocks: int, width: int, dtype: Dtype, device: torc
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=letters[0]).save_pretrained(folder)
+
+
+def with_budget(encoder: Encoder, texts: list[str], budget: int) -> None:
+    """Encodes in batches of another size."""
+    encoder.token_budget = budget
+    encoder.encode(texts)
 
 
 def texts_of(median: float, spread: float, tokens: int) -> list[str]:

@@ -73,6 +73,9 @@ def run_through(
 def test_killed_workers_a_lost_node_and_a_killed_driver(
     cluster: Cluster, undisturbed: str, tiny: dict[str, str], shards: Path, tmp_path: Path
 ) -> None:
+    # What a worker that died while it wrote would leave behind.
+    (tmp_path / "vectors").mkdir()
+    (tmp_path / "vectors" / ".torn.parquet.123").write_bytes(b"PAR1")
     command = [*COMMAND, "--model", tiny["llama"], "--input", str(shards), "--output", str(tmp_path)]
     disturbances = [(2, kill_an_encoder), (6, lose_a_node), (10, kill_an_encoder), (14, kill_the_driver)]
     run_through(cluster, command, {}, local_commits(tmp_path), disturbances, limit=240)

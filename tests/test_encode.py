@@ -1,12 +1,6 @@
 """The main job on real Ray: exact vectors, rows accounted for, resumed after a kill, refused when it must be."""
 
-import json
-import os
 import pickle
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -219,46 +213,6 @@ def test_plan_starts_and_writes_nothing(tiny: dict[str, str], tmp_path: Path) ->
     plan, _ = describe(prepare(config(tiny, tmp_path, unit_rows=3)), num_actors=2)
     assert (plan["units_to_do"], plan["rows_to_do"], plan["width"]) == (3, 9, 16)
     assert not (tmp_path / "out").exists()
-
-
-def test_killed_in_mid_run_and_started_again(tiny: dict[str, str], tmp_path: Path) -> None:
-    texts = texts_of(300)
-    write_shard(tmp_path / "in" / "a.parquet", range(300), texts)
-    command = [sys.executable, "-m", "jobs.encode", "--model", tiny["llama"], "--method", "va-half"]
-    command += ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--unit-rows", "6", "--json"]
-    commits = tmp_path / "out" / "commits"
-    driver = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 120
-        while len(list(commits.glob("*.json"))) < 5:
-            assert time.monotonic() < deadline and driver.poll() is None
-            time.sleep(0.01)
-    finally:
-        os.kill(driver.pid, signal.SIGKILL)
-        driver.wait()
-    _wait_until_quiet(commits)
-    done = {path.name: path.stat().st_mtime_ns for path in commits.glob("*.json")}
-    assert 5 <= len(done) < 50, "the kill came too late to prove anything"
-    assert not (tmp_path / "out" / "report.json").exists()
-    # What a worker that died while it wrote would leave behind.
-    (tmp_path / "out" / "vectors" / "stray.parquet").write_bytes(b"PAR1")
-    (tmp_path / "out" / "vectors" / ".torn.parquet.123").write_bytes(b"PAR1")
-
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert again.returncode == 0, again.stderr
-    report = json.loads(again.stdout)
-    assert (report["status"], report["rows_in"], report["rows_out"]) == ("complete", 300, 300)
-    assert {name: (commits / name).stat().st_mtime_ns for name in done} == done
-    found = stored(tmp_path / "out")
-    expected = Encoder(tiny["llama"], "va-half").encode(texts)
-    assert_same_vectors(np.stack([found[i] for i in range(300)]), expected)
-
-
-def _wait_until_quiet(folder: Path) -> None:
-    """Waits until the orphaned workers are gone, which end within seconds of their driver."""
-    count = -1
-    while count != (count := len(list(folder.glob("*.json")))):
-        time.sleep(4)
 
 
 def test_a_type_that_no_file_told_may_become_known(tiny: dict[str, str], tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from tests.conftest import SENTENCES, byte_level, llama, save_model, write_shard
 from tests.reference import assert_same_vectors
 from tests.test_source import damaged
 
-ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.usefixtures("ray_session")
 
 

@@ -21,7 +21,7 @@ from transformers import AutoModel, PreTrainedTokenizerFast, Qwen3Config
 
 from benchmarks.alternate import alternated, ratio
 from benchmarks.rivals import library_encodes, sentence_transformer
-from benchmarks.speed import fastest, flops, padding, refuse_difference
+from benchmarks.speed import fastest, flops, refuse_difference
 from extractors import Encoder
 from extractors.backbone import Dtype, choose_device
 from pipeline.peak import matmul_flops
@@ -110,7 +110,6 @@ def measured(model: str, dtype: Dtype, tokens: int, rounds: int, device: torch.d
             "ours_tokens_per_second": sum(lengths) / best,
             "ratio_to_sentence_transformers": ratio(seconds, "theirs", "ours"),
             "share_of_matmul_peak": flops(encoder, lengths) / best / peak,
-            "padding": padding(encoder, lengths),
             "token_budget": encoder.token_budget,
             "their_batch_size": size,
         }

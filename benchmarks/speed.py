@@ -28,7 +28,7 @@ from benchmarks.rivals import BATCH_SIZES, PlainTransformers, library_encodes, s
 from extractors import Encoder
 from extractors.backbone import Dtype, find_model
 from extractors.encoder import DEFAULT_TOKEN_BUDGET
-from extractors.inputs import TokenIds, token_budget_batches
+from extractors.inputs import TokenIds
 from extractors.prompts import fill_in, template_of
 from pipeline.demo import find_demo_model
 from pipeline.peak import matmul_flops
@@ -117,7 +117,6 @@ def against_rivals(
         f"**{ratio(seconds, 'sentence-transformers', 'ours'):.2f}**",
         f"{ratio(seconds, 'transformers', 'ours'):.2f}",
         f"{100 * flops(encoder, lengths) / statistics.median(seconds['ours']) / peak:.0f} %",
-        f"{100 * padding(encoder, lengths):.0f} %",
         f"{size} / {plain_size}",
     ]
     print(" | ".join(cells), flush=True)
@@ -152,14 +151,6 @@ def flops(encoder: Encoder, lengths: list[int]) -> float:
     attention = 2 * len(blocks) * config.hidden_size
     prefix = 0 if encoder._prefix_ids[0] is None else len(encoder._prefix_ids[0])
     return sum(2 * weights * (n - prefix) + attention * (n**2 - prefix**2) for n in lengths)
-
-
-def padding(encoder: Encoder, lengths: list[int]) -> float:
-    """Returns the share of the tokens run that are padding."""
-    prefix = 0 if encoder._prefix_ids[0] is None else len(encoder._prefix_ids[0])
-    own = [length - prefix for length in lengths]
-    batches = token_budget_batches(own, encoder.token_budget)
-    return 1 - sum(own) / sum(len(batch) * max(own[i] for i in batch) for batch in batches)
 
 
 def against_itself(model: str, texts: list[str], rounds: int) -> list[list[str]]:
@@ -219,7 +210,7 @@ def document(
     peak = ", ".join(f"{dtype} {value / 1e9:,.0f} GFLOP/s" for dtype, value in peaks.items())
     head = (
         "| dtype | method | texts | ours, tokens/s | sentence-transformers | transformers | ratio to "
-        "sentence-transformers | to transformers | share of matmul peak | padding | their batch sizes |"
+        "sentence-transformers | to transformers | share of matmul peak | their batch sizes |"
     )
     return "\n".join(
         [
@@ -233,7 +224,7 @@ def document(
             "puts each text into the model's chat template.",
             "",
             head,
-            "|" + "---|" * 11,
+            "|" + "---|" * 10,
             *(f"| {' | '.join(cells)} |" for cells in lines),
             "",
             "Time against time, Tatoeba:",

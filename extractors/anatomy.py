@@ -150,10 +150,11 @@ class Anatomy:
         table = self.model.get_input_embeddings()  # type: ignore[operator]
         return Site(table, "output", table.weight.shape[1])
 
-    def mlp_input(self, block: int) -> Site | None:
-        """Returns where the state goes into a block's MLP; None where that is no module of its own."""
+    def mlp(self, block: int) -> tuple[Site, Site] | None:
+        """Returns where the state goes into a block's MLP and where it comes out; None where that is no module."""
         mlp = getattr(self.blocks[block], "mlp", None)
-        return None if mlp is None else Site(mlp, "input", self.config.hidden_size)
+        width = self.config.hidden_size
+        return None if mlp is None else (Site(mlp, "input", width), Site(mlp, "output", width))
 
     def block_input(self, block: int) -> Site:
         """Returns where the state goes into a block."""

@@ -1,11 +1,10 @@
 """Texts in, float32 [N, D] out, the same vector whatever the batch.
 
-Batches are right-padded and run without an attention mask: with causal attention a real token never sees the padding
-behind it, positions count from 0, and the last token is found by length.
+Rows run end to end, without padding, where the model's attention can be told where each ends; elsewhere side by side,
+padded on the right and without a mask.
 """
 
 import contextlib
-import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,15 +14,16 @@ import torch
 
 from extractors.anatomy import Site
 from extractors.backbone import Attention, Dtype, choose_device, choose_dtype, load_backbone
+from extractors.batch import Batch, batches, end_to_end, side_by_side
 from extractors.errors import RowTooLarge, TextError
 from extractors.heads import group_mean, last_token_attention
 from extractors.hooks import reading, writing
-from extractors.inputs import TokenIds, token_budget_batches
+from extractors.inputs import TokenIds
 from extractors.memory import BatchTooLarge, naming_batch
 from extractors.method import Method, ResolvedMethod
+from extractors.packed import Prefix, run_packed, run_prefix
 from extractors.plan import Plan, plan
-from extractors.pooling import Extents, pool
-from extractors.prefix import Prefix, after_prefix, run_prefix
+from extractors.pooling import Extents, flat, pool
 from extractors.steer import steered
 from extractors.steering import ContrastivePrompting, KeyValueSlot
 from extractors.subspace import Subspace, load_subspace
@@ -32,8 +32,8 @@ from extractors.subspace import Subspace, load_subspace
 DEFAULT_TOKEN_BUDGET = {"cpu": 1024, "cuda": 32768}
 # Tokens that a prompt must begin with for running them once to pay.
 SHORTEST_PREFIX = 3
-# Around a forward pass, given the places of its rows and their lengths.
-_Announced = Callable[[np.ndarray, list[int]], contextlib.AbstractContextManager[None]]
+# Around a forward pass, given the places of its rows and how many tokens it runs.
+_Announced = Callable[[np.ndarray, int], contextlib.AbstractContextManager[None]]
 
 
 class Encoder:
@@ -104,25 +104,34 @@ class Encoder:
         # Tokens of all forward passes so far, padding included, and how many of them were padding.
         self.tokens_run = self.padding_run = 0
         self.token_budget = token_budget or DEFAULT_TOKEN_BUDGET[self.device.type]
+        self._packs = self._attention_can_be_told()
         self._prefix_ids = [self._reusable_prefix(prompt) for prompt in self.method.prompts]
-        self._prefixes: dict[int, Prefix | None] = {}
+        self._prefixes: dict[int, Prefix] = {}
         self._last_mlp = self._mlp_for_last_tokens_alone()
         self._sites = {layer: self.backbone.site(self.method.read, layer) for layer in self.method.layers}
 
-    def _mlp_for_last_tokens_alone(self) -> Site | None:
+    def _mlp_for_last_tokens_alone(self) -> tuple[Site, Site] | None:
         """The MLP of the last block run, when nothing but the last token's state behind it is read."""
         method, backbone = self.method, self.backbone
         reads_state = method.read in ("hidden", "block-output") and method.pooling == "last"
-        return backbone.mlp_input(method.layers[-1]) if reads_state and backbone.is_plain_stack else None
+        return backbone.mlp(method.layers[-1]) if reads_state and backbone.is_plain_stack else None
+
+    @property
+    def _shares_weights(self) -> bool:
+        """Whether weights are averaged over the heads of a group; with one head in each, they are as they are."""
+        backbone = self.backbone
+        return self.method.heads == "shared-weights" and backbone.query_heads != backbone.value_heads
+
+    def _attention_can_be_told(self) -> bool:
+        """Whether rows can stand end to end: nothing else decides what sees what, or needs the rows apart."""
+        method, backbone = self.method, self.backbone
+        needs_rows = self._shares_weights or any(isinstance(one, KeyValueSlot) for one in method.steering)
+        takes_masks = backbone.config._attn_implementation in ("sdpa", "eager")
+        return backbone.is_plain_stack and takes_masks and not needs_rows
 
     def _reusable_prefix(self, prompt: str) -> np.ndarray | None:
-        """The ids that are run once for all texts; None where the method reads or changes what they turn into."""
-        method, backbone = self.method, self.backbone
-        reads_all = method.pooling not in ("last", "mean-text", "second-copy")
-        changes_all = any(isinstance(one, KeyValueSlot) for one in method.steering)
-        config = backbone.config
-        takes_masks = config._attn_implementation in ("sdpa", "eager") and not hasattr(config, "attention_chunk_size")
-        if reads_all or changes_all or method.heads == "shared-weights" or not takes_masks:
+        """The ids that are run once for all texts; None where the method reads what they turn into."""
+        if not self._packs or self.method.pooling not in ("last", "mean-text", "second-copy"):
             return None
         ids = self.tokenizer.prefix(prompt)
         return ids if len(ids) >= SHORTEST_PREFIX else None
@@ -176,10 +185,10 @@ class Encoder:
         """Reads; when memory runs out, begins again with batches half as large, which are kept to from then on."""
 
         @contextlib.contextmanager
-        def announced(batch: np.ndarray, lengths: list[int]) -> Iterator[None]:
+        def announced(batch: np.ndarray, tokens: int) -> Iterator[None]:
             if about_to is not None:
                 about_to(np.flatnonzero(np.isin(places, batch)).tolist())
-            with naming_batch(batch, lengths):
+            with naming_batch(batch, tokens):
                 yield
 
         while True:
@@ -204,11 +213,11 @@ class Encoder:
         done: list[tuple[np.ndarray, torch.Tensor]] = []
         for prompt in range(prompts):
             for prefix, chosen, column in self._by_prefix([row[prompt] for row in rows], prompt):
-                for batch in token_budget_batches([len(row.ids) for row in column], self.token_budget):
-                    places = chosen[batch]
+                for inside, batch in self._batches(column, prefix):
+                    places = chosen[inside]
                     aside = [vectors_ND[places].to(self.device) for vectors_ND in auxiliary]
-                    with announced(places, [len(column[i].ids) for i in batch]):
-                        done.append((places, self._forward([column[i] for i in batch], aside, prefix)))
+                    with announced(places, batch.ids.numel()):
+                        done.append((places, self._forward(batch, aside, prefix)))
         vectors = np.zeros((len(rows), self._read_width), dtype=np.float32)
         for places, vectors_BD in done:
             vectors[places] += vectors_BD.cpu().numpy() / prompts
@@ -250,55 +259,56 @@ class Encoder:
         (block,) = steering.blocks
         vectors_ND = torch.empty((len(rows), self.backbone.site("head-output", block).width))
         for alike in self._alike_in_positions(rows):
-            for batch in token_budget_batches([len(rows[i].ids) for i in alike], self.token_budget):
-                places = alike[batch]
-                with announced(places, [len(rows[i].ids) for i in places]):
-                    vectors_ND[places] = self._last_head_outputs([rows[i] for i in places], block).cpu()
+            for inside, batch in self._batches([rows[i] for i in alike]):
+                places = alike[inside]
+                with announced(places, batch.ids.numel()):
+                    vectors_ND[places] = self._last_head_outputs(batch, block).cpu()
         return vectors_ND
 
+    def _batches(self, rows: list[TokenIds], prefix: Prefix | None = None) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Yields batches, with the places of their rows; the prefix is what the rows lack."""
+        for places in batches([len(row.ids) for row in rows], self.token_budget, padded=not self._packs):
+            chosen = [rows[i] for i in places]
+            if self._packs:
+                yield places, end_to_end(chosen, self.device, prefix.length if prefix else 0)
+            else:
+                yield places, side_by_side(chosen, self.device)
+
     @torch.inference_mode()
-    def _last_head_outputs(self, batch: Sequence[TokenIds], block: int) -> torch.Tensor:
-        ids_BN, extents = self._padded(batch)
+    def _last_head_outputs(self, batch: Batch, block: int) -> torch.Tensor:
         found: list[torch.Tensor] = []
         site = self.backbone.site("head-output", block)
-        with reading({block: site}, lambda _, z_BND: found.append(pool(z_BND, extents, "last"))):
-            self.backbone.model(input_ids=ids_BN, use_cache=False)
+        with reading({block: site}, lambda _, z: found.append(pool(z, batch.extents, "last"))):
+            self._run(batch)
         return found[0]
 
     @torch.inference_mode()
-    def _forward(
-        self, batch: Sequence[TokenIds], auxiliary: Sequence[torch.Tensor], prefix: Prefix | None
-    ) -> torch.Tensor:
-        ids_BN, extents = self._padded(batch)
+    def _forward(self, batch: Batch, auxiliary: Sequence[torch.Tensor], prefix: Prefix | None) -> torch.Tensor:
         pooled: dict[int, torch.Tensor] = {}
         # Steering goes on first, so that a tensor that is both changed and read is read as changed.
-        steering = steered(self.backbone, self.method.steering, extents, auxiliary, self._bases)
-        with steering, self._reading(extents, pooled):
-            if prefix is None:
-                self.backbone.model(input_ids=ids_BN, use_cache=False)
-            else:
-                positions_1N = prefix.length + torch.arange(ids_BN.shape[1], device=self.device)[None]
-                with after_prefix(self.backbone, prefix):
-                    self.backbone.model(input_ids=ids_BN, position_ids=positions_1N, use_cache=False)
+        steering = steered(self.backbone, self.method.steering, batch.extents, auxiliary, self._bases)
+        with steering, self._reading(batch.extents, pooled):
+            self._run(batch, prefix)
         layers = [pooled[layer] for layer in self.method.layers]
         if self.method.combine == "concat":
             return torch.cat(layers, dim=1)
         return torch.stack(layers).mean(dim=0)
 
-    def _padded(self, batch: Sequence[TokenIds]) -> tuple[torch.Tensor, Extents]:
-        ids_BN, extents = _right_padded(batch, self.device)
-        self.tokens_run += ids_BN.numel()
-        self.padding_run += ids_BN.numel() - sum(len(row.ids) for row in batch)
-        return ids_BN, extents
+    def _run(self, batch: Batch, prefix: Prefix | None = None) -> None:
+        self.tokens_run += batch.ids.numel()
+        self.padding_run += batch.padding
+        if batch.positions is None:
+            self.backbone.model(input_ids=batch.ids, use_cache=False)
+        else:
+            run_packed(self.backbone, batch.ids, batch.positions, batch.lengths, prefix)
 
     @contextlib.contextmanager
     def _reading(self, extents: Extents, pooled: dict[int, torch.Tensor]) -> Iterator[None]:
         """Fills ``pooled`` with a vector [B, width] a block while one forward pass runs in the body."""
         method, backbone = self.method, self.backbone
-        grouped = backbone.query_heads != backbone.value_heads
 
-        def take(layer: int, tokens_BND: torch.Tensor) -> None:
-            vectors_BD = pool(tokens_BND, extents, method.pooling)
+        def take(layer: int, tokens: torch.Tensor) -> None:
+            vectors_BD = pool(tokens, extents, method.pooling)
             if method.heads == "group-mean":
                 vectors_BD = group_mean(vectors_BD, backbone.query_heads, backbone.value_heads)
             # With shared weights the vector is there already, and the site only tells that the block is done.
@@ -306,9 +316,8 @@ class Encoder:
 
         with contextlib.ExitStack() as stack:
             if self._last_mlp is not None:
-                # Added to the whole batch as it is, it leaves only the last tokens right, and only they are read.
-                stack.enter_context(writing(self._last_mlp, functools.partial(_last_tokens, extents=extents)))
-            if method.heads == "shared-weights" and grouped:
+                stack.enter_context(_for_last_tokens_alone(*self._last_mlp, extents))
+            if self._shares_weights:
                 modules = {backbone.attention(layer): layer for layer in method.layers}
                 kind = backbone.config._attn_implementation
                 stack.enter_context(last_token_attention(modules, kind, extents.length, pooled.__setitem__))
@@ -329,10 +338,22 @@ def _distinct(rows: Sequence[Sequence[TokenIds]]) -> tuple[list[Sequence[TokenId
     return first, places
 
 
-def _last_tokens(state_BND: torch.Tensor, extents: Extents) -> torch.Tensor:
-    """Returns [B, 1, D]."""
-    rows = torch.arange(len(state_BND), device=state_BND.device)
-    return state_BND[rows, extents.length - 1][:, None]
+@contextlib.contextmanager
+def _for_last_tokens_alone(before: Site, after: Site, extents: Extents) -> Iterator[None]:
+    """Runs what is between two sites on each row's last token only; for the others it gives zeros."""
+    shape: list[torch.Size] = []
+
+    def last_tokens(states: torch.Tensor) -> torch.Tensor:
+        shape.append(states.shape)
+        return flat(states)[extents.last][None]
+
+    def in_place(outputs_1BD: torch.Tensor) -> torch.Tensor:
+        whole = outputs_1BD.new_zeros(shape[0])
+        flat(whole)[extents.last] = outputs_1BD[0]
+        return whole
+
+    with writing(before, last_tokens), writing(after, in_place):
+        yield
 
 
 def _on_device(basis_Dq: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -340,19 +361,3 @@ def _on_device(basis_Dq: np.ndarray, device: torch.device) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(basis_Dq).to(device)
-
-
-def _right_padded(batch: Sequence[TokenIds], device: torch.device) -> tuple[torch.Tensor, Extents]:
-    """Returns ids int64 [B, N] and the extents.
-
-    A row is padded with its own last token: attention kernels multiply what lies behind by zero instead of leaving it
-    out, and so a token of whose embedding nothing is known (NaN, say) could reach the row after all.
-    """
-    ids_BN = torch.empty((len(batch), max(len(row.ids) for row in batch)), dtype=torch.int64)
-    for row, out_N in zip(batch, ids_BN, strict=True):
-        out_N[: len(row.ids)] = torch.from_numpy(row.ids)
-        out_N[len(row.ids) :] = int(row.ids[-1])
-    counts = torch.tensor(
-        [(len(row.ids), row.text_begin, row.text_end, row.placeholder) for row in batch], dtype=torch.int64
-    )
-    return ids_BN.to(device), Extents(*counts.to(device).unbind(dim=1))

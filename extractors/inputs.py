@@ -9,7 +9,7 @@ import functools
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 MIN_TEXT_TOKENS = 8
 # What texts begin with.
 _USUAL_STARTS = ("A", "a", "1", "É", "я", "的", "ا")
-LARGEST_PADDING = 1 / 16
 
 # A code point that is no character; control tokens are renamed with it.
 _UNREACHABLE = "\U0010ffff"
@@ -334,24 +333,3 @@ def _fault(text: str) -> TextError | None:
 def is_blank(text: str) -> bool:
     """Whether a text has no visible character: white space, control and format characters (U+200B, U+FEFF) only."""
     return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf", "Zs", "Zl", "Zp") for char in text)
-
-
-def token_budget_batches(lengths: Sequence[int], budget: int) -> Iterator[np.ndarray]:
-    """Yields batches of row indices, longest rows first, of at most ``budget`` tokens with padding.
-
-    Rows of similar length share a batch; one ends before its padding is more than ``LARGEST_PADDING`` of the budget,
-    about what starting another one costs. The longest first, so that memory runs out at once or never. A row longer
-    than the budget is a batch of its own.
-    """
-    order = np.argsort(-np.asarray(lengths), kind="stable")
-    spare = budget * LARGEST_PADDING
-    begin = 0
-    while begin < len(order):
-        longest, padding, end = lengths[order[begin]], 0, begin + 1
-        while end < len(order) and (end - begin + 1) * longest <= budget:
-            padding += longest - lengths[order[end]]
-            if padding > spare:
-                break
-            end += 1
-        yield order[begin:end]
-        begin = end

@@ -1,7 +1,7 @@
 """What happens when the device's memory does not suffice for a batch."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ class BatchTooLarge(Exception):
 
 
 @contextlib.contextmanager
-def naming_batch(places: np.ndarray, lengths: Sequence[int]) -> Iterator[None]:
+def naming_batch(places: np.ndarray, tokens: int) -> Iterator[None]:
     """Says, when memory runs out in the body, with which batch it did.
 
     Raises:
@@ -33,4 +33,4 @@ def naming_batch(places: np.ndarray, lengths: Sequence[int]) -> Iterator[None]:
         # On a CPU torch has no class of its own for this.
         if not isinstance(problem, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(problem):
             raise
-        raise BatchTooLarge(places, len(lengths) * max(lengths)) from problem
+        raise BatchTooLarge(places, tokens) from problem

@@ -1,4 +1,4 @@
-"""From a tensor of tokens [B, N, D] to one vector a text [B, D], in float32.
+"""From the tokens of a forward pass to one vector a text [B, D], in float32.
 
 Tokens are selected, never multiplied by a mask: 0 x NaN is NaN, and what a model computes for padding is
 anyone's guess.
@@ -8,21 +8,48 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from extractors.method import Pooling
 
 
 class Extents(NamedTuple):
-    """Where the tokens of a right-padded batch are; int64 tensors [B]; ``placeholder`` is -1 where there is none."""
+    """Where a batch's tokens are; int64 tensors [B].
 
+    ``start`` counts tokens from the batch's first, padding included, as in its states [1, T, D] or [B, N, D] with the
+    first two dimensions made one; the others count from the row's start. ``placeholder`` is -1 where there is none.
+    """
+
+    start: Tensor
     length: Tensor
     text_begin: Tensor
     text_end: Tensor
     placeholder: Tensor
 
+    @property
+    def last(self) -> Tensor:
+        """Where each row's last token is in the batch, [B]."""
+        return self.start + self.length - 1
 
-def pool(tokens_BND: Tensor, extents: Extents, pooling: Pooling) -> Tensor:
-    """Pools a right-padded batch.
+    def span(self, text_only: bool) -> tuple[Tensor, Tensor]:
+        """Returns where the tokens of all rows (or those that hold the user's text) are in the batch, [M], and how
+        many each row has, [B].
+        """
+        begin, end = (self.text_begin, self.text_end) if text_only else (torch.zeros_like(self.length), self.length)
+        count_B = end - begin
+        # What to add to a running number to get the row's tokens.
+        shift_B = self.start + begin - (count_B.cumsum(0) - count_B)
+        shift_M = shift_B.repeat_interleave(count_B)
+        return shift_M + torch.arange(len(shift_M), device=shift_M.device), count_B
+
+
+def flat(tokens: Tensor) -> Tensor:
+    """Returns the states of a batch, [B, N, D] or [1, T, D], one below the other, as a view if they lie so."""
+    return tokens.flatten(0, 1)
+
+
+def pool(tokens: Tensor, extents: Extents, pooling: Pooling) -> Tensor:
+    """Pools the states of a batch, [B, N, D] or [1, T, D].
 
     Args:
         pooling: ``mean`` over all tokens of the prompt; ``mean-text`` and ``second-copy`` over those that hold the
@@ -34,17 +61,15 @@ def pool(tokens_BND: Tensor, extents: Extents, pooling: Pooling) -> Tensor:
         float32 [B, D].
     """
     if pooling == "mean-and-last":
-        return (pool(tokens_BND, extents, "mean") + pool(tokens_BND, extents, "last")) / 2
+        return (pool(tokens, extents, "mean") + pool(tokens, extents, "last")) / 2
     if pooling == "last":
-        rows = torch.arange(tokens_BND.shape[0], device=tokens_BND.device)
-        return tokens_BND[rows, extents.length - 1].float()
-    position_1N = torch.arange(tokens_BND.shape[1], device=tokens_BND.device)[None, :]
-    inside_BN = position_1N < extents.length[:, None]
-    weight_BN = torch.ones_like(inside_BN, dtype=torch.float32)
+        return flat(tokens)[extents.last].float()
+    place_M, count_B = extents.span(text_only=pooling in ("mean-text", "second-copy"))
+    first_B = count_B.cumsum(0) - count_B
+    weight_M = torch.ones_like(place_M, dtype=torch.float32)
     if pooling == "weighted-mean":
-        weight_BN = (position_1N + 1).float().expand_as(inside_BN)
-    elif pooling != "mean":
-        inside_BN = (position_1N >= extents.text_begin[:, None]) & (position_1N < extents.text_end[:, None])
-    weight_BN = torch.where(inside_BN, weight_BN, 0.0)
-    kept_BND = torch.where(inside_BN[:, :, None], tokens_BND.float(), 0.0)
-    return torch.einsum("bn,bnd->bd", weight_BN, kept_BND) / weight_BN.sum(dim=1, keepdim=True)
+        weight_M = (torch.arange(len(place_M), device=place_M.device) - first_B.repeat_interleave(count_B) + 1).float()
+    # A sum of chosen rows by bag, in one order whatever the device.
+    sum_BD = embedding_bag(place_M, flat(tokens).float(), first_B, mode="sum", per_sample_weights=weight_M)
+    total_B = embedding_bag(torch.arange(len(place_M), device=place_M.device), weight_M[:, None], first_B, mode="sum")
+    return sum_BD / total_B

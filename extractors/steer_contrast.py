@@ -4,12 +4,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from extractors.anatomy import Anatomy
 from extractors.hooks import writing
-from extractors.pooling import Extents
+from extractors.pooling import Extents, flat
 from extractors.steering import ContrastivePrompting
 
 _TINY = 1e-7
@@ -28,11 +27,10 @@ def contrast(z_BD: Tensor, auxiliary_BD: Tensor, scaling: Literal["scaled", "nor
 def contrasted(backbone: Anatomy, kind: ContrastivePrompting, extents: Extents, auxiliary_BD: Tensor) -> Iterator[None]:
     """Contrasts the last token's head outputs with ``auxiliary_BD`` in the forward pass in the body."""
 
-    def change(z_BND: Tensor) -> Tensor:
-        rows = torch.arange(z_BND.shape[0], device=z_BND.device)
-        last = extents.length - 1
-        contrasted_BD = contrast(z_BND[rows, last].float(), auxiliary_BD, kind.scaling, kind.alpha)
-        return z_BND.index_put((rows, last), contrasted_BD.to(z_BND.dtype))
+    def change(heads: Tensor) -> Tensor:
+        z_TD = flat(heads)
+        contrasted_BD = contrast(z_TD[extents.last].float(), auxiliary_BD, kind.scaling, kind.alpha)
+        return z_TD.index_put((extents.last,), contrasted_BD.to(z_TD.dtype)).view_as(heads)
 
     (block,) = kind.blocks
     with writing(backbone.site("head-output", block), change):

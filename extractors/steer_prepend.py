@@ -9,7 +9,7 @@ from torch import Tensor
 
 from extractors.anatomy import Anatomy
 from extractors.hooks import writing
-from extractors.pooling import Extents
+from extractors.pooling import Extents, flat
 from extractors.steering import TokenPrepending
 
 
@@ -21,13 +21,14 @@ def prepended(backbone: Anatomy, kind: TokenPrepending, extents: Extents) -> Ite
     scale = float(getattr(embeddings.module, "embed_scale", 1.0))
     own_D = torch.from_numpy(np.random.RandomState(kind.seed).standard_normal(embeddings.width)) * scale
 
-    def embed(state_BND: Tensor) -> Tensor:
-        rows = torch.arange(state_BND.shape[0], device=state_BND.device)
-        return state_BND.index_put((rows, extents.placeholder), own_D.to(state_BND))
+    placeholder_B = extents.start + extents.placeholder
 
-    def copy_back(state_BND: Tensor) -> Tensor:
-        rows = torch.arange(state_BND.shape[0], device=state_BND.device)
-        return state_BND.index_put((rows, extents.placeholder), state_BND[rows, extents.length - 1])
+    def embed(states: Tensor) -> Tensor:
+        return flat(states).index_put((placeholder_B,), own_D.to(states)).view_as(states)
+
+    def copy_back(states: Tensor) -> Tensor:
+        state_TD = flat(states)
+        return state_TD.index_put((placeholder_B,), state_TD[extents.last]).view_as(states)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(writing(embeddings, embed))

@@ -216,6 +216,9 @@ def run(work: Work, num_actors: int, stalled_after: float = STALLED_AFTER) -> di
         except RunError:
             work.store.abandon()
             raise
+    # A worker that died between its commit and this has left its note.
+    for unit in work.store.attempts():
+        work.store.end_attempt(unit)
     report = make_report(work.store)
     work.store.write_report(report)
     return report

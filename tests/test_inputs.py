@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from transformers import PreTrainedTokenizerFast
 
 from extractors.errors import MethodError, TextError
-from extractors.inputs import PromptTokenizer, TokenIds, build_tokenizer, is_blank, token_budget_batches
+from extractors.inputs import PromptTokenizer, TokenIds, build_tokenizer, is_blank
 from tests.conftest import SENTENCES, byte_level, with_marker_beyond_embeddings
 
 EOL = 'This sentence : "{text}" means in one word:"'
@@ -164,25 +164,6 @@ def test_word_level_tokenizer_with_unknown_words() -> None:
     own = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]")
     tokenizer = build_tokenizer(own, ("{text}",), vocabulary=3, max_length=16)
     assert one(tokenizer, "hello there [UNK]").ids.tolist() == [1, 0, 0]
-
-
-def test_batches_are_sorted_cut_by_tokens_and_complete() -> None:
-    generator = np.random.default_rng(0)
-    lengths = [*generator.integers(1, 90, 200).tolist(), 500]
-    batches = list(token_budget_batches(lengths, 256))
-    assert sorted(np.concatenate(batches).tolist()) == list(range(201))
-    assert batches[0].tolist() == [200]
-    for batch in batches[1:]:
-        assert len(batch) * lengths[batch[0]] <= 256
-        assert lengths[batch[0]] == max(lengths[i] for i in batch)
-    assert [lengths[batch[0]] for batch in batches] == sorted((lengths[b[0]] for b in batches), reverse=True)
-    assert list(token_budget_batches([], 256)) == []
-
-
-def test_a_batch_ends_before_a_sixteenth_of_its_budget_is_padding() -> None:
-    # 64 tokens of padding are allowed: 8 rows of 4 beside rows of 12, and not a ninth.
-    batches = [batch.tolist() for batch in token_budget_batches([12] * 4 + [4] * 20, 1024)]
-    assert batches == [list(range(12)), list(range(12, 24))]
 
 
 @pytest.mark.parametrize("kind", ["unigram", "wordlevel"])

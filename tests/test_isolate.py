@@ -33,7 +33,7 @@ class Finder(importlib.abc.MetaPathFinder):
             forward = module.Encoder._forward
 
             def deadly(self, batch, *rest):
-                if any((row.ids == DEATH).sum() >= 8 for row in batch):
+                if any((row == DEATH).sum() >= 8 for row in batch.ids[0].split(batch.lengths)):
                     with open(LOG, "a") as log:
                         log.write("x")
                     os.kill(os.getpid(), signal.SIGKILL)

@@ -23,7 +23,7 @@ def scraped() -> dict[str, float]:
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     totals: dict[str, float] = {}
     for line in urllib.request.urlopen(url, timeout=10).read().decode().splitlines():
-        if line.startswith("ray_isogloss") and 'method="wmp"' in line:
+        if line.startswith("ray_isogloss") and 'method="wva-lt"' in line:
             series, value = line.rsplit(" ", 1)
             name = series.split("{")[0] + (
                 ":" + series.split('reason="')[1].split('"')[0] if "reason=" in series else ""
@@ -34,7 +34,12 @@ def scraped() -> dict[str, float]:
 
 def test_a_run_is_seen_by_prometheus(tiny: dict[str, str], tmp_path: Path) -> None:
     write_shard(tmp_path / "in" / "a.parquet", range(14), [*SENTENCES, None, "x " * 600])
-    options = {"model": tiny["llama"], "method": "wmp", "input": str(tmp_path / "in"), "output": str(tmp_path / "out")}
+    options = {
+        "model": tiny["llama"],
+        "method": "wva-lt",
+        "input": str(tmp_path / "in"),
+        "output": str(tmp_path / "out"),
+    }
     report = encode(EncodeConfig.model_validate(options))
     deadline = time.monotonic() + 60
     while "ray_isogloss_unit_seconds_count" not in (found := scraped()):

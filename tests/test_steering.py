@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from extractors import Encoder, Method, MethodError, TextError
-from extractors.encoder import _right_padded
+from extractors.batch import side_by_side
 from extractors.inputs import _MARK
 from extractors.layers import BackboneShape
 from extractors.listing import list_methods
@@ -112,12 +112,12 @@ def test_an_empty_auxiliary_vector_and_alpha_one_change_nothing(tiny: dict[str, 
     torch.testing.assert_close(contrast(z, torch.zeros_like(z), "norm-restored", 5.0), z)
 
     plain = Encoder(tiny["llama"], last())
-    ids, extents = _right_padded([row[0] for row in plain.tokenizer.tokenize(TEXTS)], plain.device)  # type: ignore[misc]
+    batch = side_by_side([row[0] for row in plain.tokenizer.tokenize(TEXTS)], plain.device)  # type: ignore[misc]
     kind = ContrastivePrompting(layers=(1,), alpha=1.0)
     with torch.no_grad():
-        expected = plain.backbone.model(ids).last_hidden_state
-        with steered(plain.backbone, (kind,), extents, [torch.zeros(3, 64)]):
-            found = plain.backbone.model(ids).last_hidden_state
+        expected = plain.backbone.model(batch.ids).last_hidden_state
+        with steered(plain.backbone, (kind,), batch.extents, [torch.zeros(3, 64)]):
+            found = plain.backbone.model(batch.ids).last_hidden_state
     assert torch.equal(found, expected)
 
 
@@ -137,10 +137,10 @@ def test_the_model_is_as_it_was_also_after_an_exception(tiny: dict[str, str], na
     with torch.no_grad():
         before = encoder.backbone.model(ids).last_hidden_state
         encoder.encode(SENTENCES)
-        _, extents = _right_padded([row[0] for row in encoder.tokenizer.tokenize(TEXTS)], encoder.device)  # type: ignore[misc]
+        batch = side_by_side([row[0] for row in encoder.tokenizer.tokenize(TEXTS)], encoder.device)  # type: ignore[misc]
         with (
             pytest.raises(ZeroDivisionError),
-            steered(encoder.backbone, encoder.method.steering, extents, [torch.zeros(3, 128)]),
+            steered(encoder.backbone, encoder.method.steering, batch.extents, [torch.zeros(3, 128)]),
         ):
             raise ZeroDivisionError
         after = encoder.backbone.model(ids).last_hidden_state

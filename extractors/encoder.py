@@ -29,7 +29,7 @@ from extractors.steering import ContrastivePrompting, KeyValueSlot
 from extractors.subspace import Subspace, load_subspace
 
 # Tokens a batch, padding included: large enough to fill the device, small enough for its memory.
-DEFAULT_TOKEN_BUDGET = {"cpu": 1024, "cuda": 32768}
+DEFAULT_TOKEN_BUDGET = {"cpu": 2048, "cuda": 32768}
 # Tokens that a prompt must begin with for running them once to pay.
 SHORTEST_PREFIX = 3
 # Around a forward pass, given the places of its rows and how many tokens it runs.

@@ -56,7 +56,7 @@ class ModelConfig(_Config):
         "auto", description="attention implementation; auto is sdpa, or eager where a family has no sdpa"
     )
     token_budget: Positive | None = Field(
-        None, description="tokens a batch, padding included (default: 1024 on a CPU, 32768 on a GPU)"
+        None, description="tokens a batch, padding included (default: 2048 on a CPU, 32768 on a GPU)"
     )
     num_actors: Positive = Field(1, description="encoder actors, one GPU each where there are GPUs")
 

@@ -276,6 +276,10 @@ def test_a_worker_that_died_after_its_commit_leaves_nothing_to_do(tiny: dict[str
     (vectors,) = (tmp_path / "out" / "vectors").iterdir()
     vectors.write_bytes(b"PAR1")
     assert encode(config(tiny, tmp_path))["rows_out"] == 3 and len(stored(tmp_path / "out")) == 3
+    # Nor is a note of it, left at the same point, kept beyond the run.
+    work.store.note_attempt(work.todo[0].name, {"number": 1})
+    encode(config(tiny, tmp_path))
+    assert not work.store.attempts()
 
 
 def test_a_row_too_large_for_memory_is_kept_out(tiny: dict[str, str], tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Attention of rows that stand end to end: each row sees itself alone, and what was run before it once for all."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -54,8 +55,13 @@ def run_packed(
         lengths: of the rows, longest first.
     """
     kind = backbone.config._attn_implementation
+    on_cpu = kind == "sdpa" and ids_1T.device.type == "cpu"
     groups = list(_groups(lengths, ids_1T.device))
-    masks: dict[tuple[int, int | None], Tensor] = {}
+    seen_before = prefix.length if prefix is not None else 0
+
+    @functools.cache
+    def mask_of(length: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        return _causal_mask(seen_before, length, window, dtype, ids_1T.device)
 
     def attend(
         module: nn.Module, original: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Any, options: Any
@@ -70,13 +76,11 @@ def run_packed(
                     torch.cat([part.expand(len(own), -1, -1, -1), own], dim=2)
                     for part, own in zip(before, (key_BGMd, value_BGMd), strict=True)
                 )
-            shape = group.longest, window
-            if shape not in masks:
-                masks[shape] = _causal_mask(prefix.length if prefix else 0, *shape, query)
             # What the kernels of sdpa do by themselves, faster than with a mask.
             is_plain = kind == "sdpa" and before is None and (window is None or window >= group.longest)
-            mask = None if is_plain and group.longest > _LONGEST_PLAIN else masks[shape]
-            if kind == "sdpa" and query.device.type == "cpu":
+            needs_mask = not is_plain or (on_cpu and group.longest <= _LONGEST_PLAIN)
+            mask = mask_of(group.longest, window, query.dtype) if needs_mask else None
+            if on_cpu:
                 found = _attention_on_cpu(query_BHNd, key_BGMd, value_BGMd, mask, options.get("scaling"))
             else:
                 found, _ = original(module, query_BHNd, key_BGMd, value_BGMd, mask, **options)
@@ -137,15 +141,15 @@ def _groups(lengths: Sequence[int], device: torch.device) -> Iterator[_Group]:
         first, begin = last, end
 
 
-def _causal_mask(before: int, length: int, window: int | None, like: Tensor) -> Tensor:
+def _causal_mask(before: int, length: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns [1, 1, N, P + N], to be added to the scores: 0 where a token sees another, the lowest value elsewhere."""
-    position_N = torch.arange(before, before + length, device=like.device)
-    distance_NM = position_N[:, None] - torch.arange(before + length, device=like.device)[None, :]
+    position_N = torch.arange(before, before + length, device=device)
+    distance_NM = position_N[:, None] - torch.arange(before + length, device=device)[None, :]
     seen_NM = distance_NM >= 0
     if window is not None:
         seen_NM &= distance_NM < window
-    mask_NM = torch.zeros(seen_NM.shape, dtype=like.dtype, device=like.device)
-    return mask_NM.masked_fill_(~seen_NM, torch.finfo(like.dtype).min)[None, None]
+    mask_NM = torch.zeros(seen_NM.shape, dtype=dtype, device=device)
+    return mask_NM.masked_fill_(~seen_NM, torch.finfo(dtype).min)[None, None]
 
 
 def _attention_on_cpu(

@@ -131,8 +131,8 @@ class VectorStore:
         return _parsed(self.folder.read(name)) if self.folder.exists(name) else None
 
     def abandon(self) -> None:
-        """Removes run.json if nothing was committed, so that a run that could not begin does not hold the folder."""
-        if not self.folder.names(_COMMITS):
+        """Removes run.json if no unit was begun, so that a run that could not begin does not hold the folder."""
+        if not any(self.folder.names(part) for part in (_COMMITS, _VECTORS, _ATTEMPTS)):
             self.folder.remove(RUN)
 
     def publish_unit(self, commit: dict[str, Any], vectors: pa.Table, quarantine: pa.Table) -> None:

@@ -458,7 +458,7 @@ def test_sentences_that_are_all_equal_give_a_clear_message(
 def test_a_fit_that_was_killed_goes_on_to_the_same_subspace(
     ray_session: None, tiny: dict[str, str], tmp_path: Path
 ) -> None:
-    table = corpus(700)
+    table = corpus(400)
     pq.write_table(pa.table(table), tmp_path / "c.parquet")
     arguments = ["--model", tiny["llama"], "--method", "prompteol", "--input", str(tmp_path / "c.parquet")]
     arguments += ["--languages", ",".join(LANGUAGES), "--start-layer", "3", "--output", str(tmp_path / "k.safetensors")]

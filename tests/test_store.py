@@ -143,6 +143,11 @@ def test_units_of_another_run_are_never_mixed_in(tmp_path: Path) -> None:
     store.start({"a": 1}, {})
     with pytest.raises(UsageError, match="belongs to another run"):
         store.check_identity({"a": 2})
+    # A worker may still be at work when another has failed: what it publishes must not lie in a folder of no run.
+    store.note_attempt("u1", {"number": 1})
+    store.abandon()
+    assert store.check_identity({"a": 1}), "a run with a unit begun is not abandoned"
+    store.end_attempt("u1")
     store.abandon()
     assert not store.check_identity({"a": 2})
     store.start({"a": 2}, {})

@@ -50,7 +50,8 @@ class Folder:
         except (FileNotFoundError, NotADirectoryError):
             return {}
         files = ((entry["name"].rsplit("/", 1)[-1], entry) for entry in found if entry["type"] == "file")
-        return {name: entry["size"] for name, entry in files if not name.startswith(".")}
+        # In object stores an empty object, whose name ends in a slash, may stand for the folder itself.
+        return {name: entry["size"] for name, entry in files if name and not name.startswith(".")}
 
     def exists(self, name: str) -> bool:
         """Whether the name is there now."""

@@ -97,6 +97,22 @@ def test_a_hopeless_key_is_named_in_time_and_the_rest_is_kept(server: str, tiny:
     assert all(client(server).info(path)["ETag"] == tag for path, tag in committed.items())
 
 
+def test_an_object_that_stands_for_a_folder_is_no_file(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment(server).items():
+        monkeypatch.setenv(name, value)
+    files = client(server)
+    for part in ("commits", "vectors"):
+        files.call_s3("put_object", Bucket=BUCKET, Key=f"marked/{part}/", Body=b"")
+    store = VectorStore(f"s3://{BUCKET}/marked")
+    assert not store.check_identity({"a": 1}), "the folder is as good as new"
+    assert store.folder.names("commits") == {}
+    store.folder.publish("attempts/u1.json", b"{}")
+    assert store.folder.names("attempts") == {"u1.json": 2}
+    # What this server leaves behind.
+    store.folder.remove("attempts/u1.json")
+    assert store.folder.names("attempts") == {}
+
+
 TWICE = """
 from pipeline.cluster import disconnect
 from pipeline.config import EncodeConfig

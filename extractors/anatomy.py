@@ -80,6 +80,8 @@ class Anatomy:
                 f"this {self.config.model_type!r} model attends in both directions; only causal models are read, in "
                 "which padding cannot reach a text's own tokens"
             )
+        if getattr(self.config, "altup_num_inputs", None):
+            raise ModelError(f"model type {self.config.model_type!r} keeps several states a token; that is not read")
         self.blocks, self.final_norm = blocks, norm
         self.depth = depth or len(blocks)
 
@@ -144,6 +146,16 @@ class Anatomy:
         if found is None:
             raise self._cannot_give("attention", block, f"no {', '.join(_ATTENTIONS)}")
         return found
+
+    @functools.cached_property
+    def attentions(self) -> frozenset[nn.Module]:
+        """The attention modules of all blocks."""
+        return frozenset(self.attention(block) for block in range(len(self.blocks)))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
 
     def embeddings(self) -> Site:
         """Returns where token embeddings come out."""

@@ -163,7 +163,8 @@ def load_backbone(
         attention = "sdpa" if getattr(whole.model, "_supports_sdpa", False) else "eager"
     config = _load(AutoConfig, source.location, source.revision)
     kept = whole.blocks_to_load(blocks)
-    _cut(config.get_text_config(), kept)
+    if kept < whole.depth:
+        _cut(config.get_text_config(), kept)
     options = {
         "config": config,
         "dtype": getattr(torch, dtype),

@@ -5,6 +5,7 @@ padded on the right and without a mask.
 """
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,8 +16,8 @@ import torch
 from extractors.anatomy import Site
 from extractors.backbone import Attention, Dtype, choose_device, choose_dtype, load_backbone
 from extractors.batch import Batch, batches, end_to_end, side_by_side
-from extractors.errors import RowTooLarge, TextError
-from extractors.heads import group_mean, last_token_attention
+from extractors.errors import MethodError, RowTooLarge, TextError
+from extractors.heads import group_mean, last_token_attention, unwatchable
 from extractors.hooks import reading, writing
 from extractors.inputs import TokenIds
 from extractors.memory import BatchTooLarge, naming_batch
@@ -32,6 +33,8 @@ from extractors.subspace import Subspace, load_subspace
 DEFAULT_TOKEN_BUDGET = {"cpu": 2048, "cuda": 32768}
 # Tokens that a prompt must begin with for running them once to pay.
 SHORTEST_PREFIX = 3
+# Threads may have encoders of their own, or share one: hooks and transformers' table of attentions are for one pass.
+_ONE_AT_A_TIME = threading.Lock()
 # Around a forward pass, given the places of its rows and how many tokens it runs.
 _Announced = Callable[[np.ndarray, int], contextlib.AbstractContextManager[None]]
 
@@ -104,7 +107,7 @@ class Encoder:
         # Tokens of all forward passes so far, padding included, and how many of them were padding.
         self.tokens_run = self.padding_run = 0
         self.token_budget = token_budget or DEFAULT_TOKEN_BUDGET[self.device.type]
-        self._packs = self._attention_can_be_told()
+        self._packs = self._rows_can_stand_end_to_end()
         self._prefix_ids = [self._reusable_prefix(prompt) for prompt in self.method.prompts]
         self._prefixes: dict[int, Prefix] = {}
         self._last_mlp = self._mlp_for_last_tokens_alone()
@@ -122,12 +125,28 @@ class Encoder:
         backbone = self.backbone
         return self.method.heads == "shared-weights" and backbone.query_heads != backbone.value_heads
 
-    def _attention_can_be_told(self) -> bool:
-        """Whether rows can stand end to end: nothing else decides what sees what, or needs the rows apart."""
+    def _rows_can_stand_end_to_end(self) -> bool:
+        """Whether attention can be told where each ends, nothing else mixes tokens, and nothing needs the rows apart.
+
+        Raises:
+            MethodError: the method needs to stand in for attention in a block where that is impossible.
+        """
         method, backbone = self.method, self.backbone
-        needs_rows = self._shares_weights or any(isinstance(one, KeyValueSlot) for one in method.steering)
+        slots = [block for one in method.steering if isinstance(one, KeyValueSlot) for block in one.blocks]
+        needed = [*slots, *(method.layers if self._shares_weights else ())]
         takes_masks = backbone.config._attn_implementation in ("sdpa", "eager")
-        return backbone.is_plain_stack and takes_masks and not needs_rows
+        if not needed and not (backbone.is_plain_stack and takes_masks):
+            return False
+        with _ONE_AT_A_TIME:
+            reasons = unwatchable(backbone)
+        for block in needed:
+            if block in reasons:
+                raise MethodError(
+                    f"method {method.name!r} works on the attention of block {block}, and cannot with model type "
+                    f"{backbone.config.model_type!r} and attention {backbone.config._attn_implementation!r}: "
+                    f"{reasons[block]}. Take a method without a key-value slot and without shared weights"
+                )
+        return not needed and not reasons
 
     def _reusable_prefix(self, prompt: str) -> np.ndarray | None:
         """The ids that are run once for all texts; None where the method reads what they turn into."""
@@ -174,7 +193,8 @@ class Encoder:
             RowTooLarge: the device's memory does not suffice for a text alone.
         """
         distinct, places = _distinct(rows)
-        vectors_ND = self._read_in_memory(distinct, places, about_to)[places]
+        with _ONE_AT_A_TIME:
+            vectors_ND = self._read_in_memory(distinct, places, about_to)[places]
         for subspace in self.removals:
             vectors_ND = subspace.apply(vectors_ND, languages)
         return vectors_ND
@@ -212,7 +232,7 @@ class Encoder:
         # On the device until all batches are under way: a copy would wait for each.
         done: list[tuple[np.ndarray, torch.Tensor]] = []
         for prompt in range(prompts):
-            for prefix, chosen, column in self._by_prefix([row[prompt] for row in rows], prompt):
+            for prefix, chosen, column in self._by_prefix([row[prompt] for row in rows], prompt, announced):
                 for inside, batch in self._batches(column, prefix):
                     places = chosen[inside]
                     aside = [vectors_ND[places].to(self.device) for vectors_ND in auxiliary]
@@ -224,7 +244,7 @@ class Encoder:
         return vectors
 
     def _by_prefix(
-        self, column: list[TokenIds], prompt: int
+        self, column: list[TokenIds], prompt: int, announced: _Announced
     ) -> Iterator[tuple[Prefix | None, np.ndarray, list[TokenIds]]]:
         """Parts the rows by whether they begin with the prompt's prefix, which those that do then lack.
 
@@ -234,7 +254,9 @@ class Encoder:
             ids = None if self._is_long(column[places[0]]) else self._prefix_ids[prompt]
             begins = np.array([ids is not None and column[i].begins_with(ids) for i in places], dtype=bool)
             if ids is not None and begins.any() and prompt not in self._prefixes:
-                self._prefixes[prompt] = run_prefix(self.backbone, torch.from_numpy(ids).to(self.device))
+                # On behalf of the first row that needs it.
+                with announced(places[begins][:1], len(ids)):
+                    self._prefixes[prompt] = run_prefix(self.backbone, torch.from_numpy(ids).to(self.device))
             prefix = self._prefixes.get(prompt) if begins.any() else None
             if prefix is None:
                 yield None, places, [column[i] for i in places]

@@ -5,12 +5,14 @@ With one key/value head for each query head both readings are the heads' outputs
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from extractors.anatomy import Anatomy
 
 
 def group_mean(pooled_BD: Tensor, query_heads: int, value_heads: int) -> Tensor:
@@ -23,11 +25,12 @@ def group_mean(pooled_BD: Tensor, query_heads: int, value_heads: int) -> Tensor:
 
 
 @contextlib.contextmanager
-def attention_calls(implementation: str, instead: Callable[..., Any]) -> Iterator[None]:
-    """Calls ``instead(module, original, query, key, value, mask, options)`` for every attention of the forward pass in
-    the body, in place of ``original``, which takes the same but for itself.
+def attention_calls(modules: Container[nn.Module], implementation: str, instead: Callable[..., Any]) -> Iterator[None]:
+    """Calls ``instead(module, original, query, key, value, mask, options)`` for each attention among the modules in the
+    forward pass in the body, in place of ``original``, which takes the same but for itself.
 
-    Queries and keys come rotated, [B, heads, N, d_h]; options are those of transformers' attention interface.
+    Queries and keys come rotated, [B, heads, N, d_h]; options are those of transformers' attention interface. Its table
+    is one for the process: only one body may run at a time. Other models' passes are not touched.
 
     Args:
         implementation: the model's attention implementation.
@@ -37,7 +40,9 @@ def attention_calls(implementation: str, instead: Callable[..., Any]) -> Iterato
 
     def watched(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
         original = registered or sys.modules[type(module).__module__].eager_attention_forward
-        return instead(module, original, query, key, value, mask, options)
+        if module in modules:
+            return instead(module, original, query, key, value, mask, options)
+        return original(module, query, key, value, mask, **options)
 
     ALL_ATTENTION_FUNCTIONS[implementation] = watched
     try:
@@ -47,6 +52,41 @@ def attention_calls(implementation: str, instead: Callable[..., Any]) -> Iterato
             del ALL_ATTENTION_FUNCTIONS[implementation]
         else:
             ALL_ATTENTION_FUNCTIONS[implementation] = registered
+
+
+@torch.inference_mode()
+def unwatchable(backbone: Anatomy) -> dict[int, str]:
+    """Returns the blocks whose attention :func:`attention_calls` cannot stand in for, and why; runs one token."""
+    reasons = dict.fromkeys(range(len(backbone.blocks)), "its attention does not go through transformers' interface")
+    blocks = {backbone.attention(block): block for block in reasons}
+
+    def look(
+        module: nn.Module, original: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Any
+    ) -> Any:
+        if options.get("s_aux") is None:
+            del reasons[blocks[module]]
+        else:
+            reasons[blocks[module]] = "its attention has sinks"
+        return original(module, query, key, value, mask, **options)
+
+    with attention_calls(blocks, backbone.config._attn_implementation, look):
+        backbone.model(input_ids=torch.zeros((1, 1), dtype=torch.int64, device=backbone.device), use_cache=False)
+    return reasons
+
+
+def seen_by(mask: Tensor | None, length: int, window: int | None, device: torch.device) -> Tensor:
+    """Returns which tokens (last dimension) each token sees, bool [1 or B, N, N].
+
+    Args:
+        mask: what attention is given, [1 or B, 1, N, N], bool or to be added to the scores; None is causal.
+        window: how many tokens each sees, itself included, where the mask is None.
+    """
+    if mask is not None:
+        return mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] == 0
+    position_N = torch.arange(length, device=device)
+    distance_NN = position_N[:, None] - position_N[None, :]
+    seen_NN = distance_NN >= 0
+    return (seen_NN if window is None else seen_NN & (distance_NN < window))[None]
 
 
 @contextlib.contextmanager
@@ -66,16 +106,20 @@ def last_token_attention(
     def attend(
         module: nn.Module, original: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Any
     ) -> Any:
-        if module in layers:
-            take(layers[module], _weighted_values(query, key, value, length_B, options))
+        take(layers[module], _weighted_values(query, key, value, mask, length_B, options))
         return original(module, query, key, value, mask, **options)
 
-    with attention_calls(implementation, attend):
+    with attention_calls(layers, implementation, attend):
         yield
 
 
 def _weighted_values(
-    query_BHNd: Tensor, key_BGNd: Tensor, value_BGNd: Tensor, length_B: Tensor, options: Mapping[str, Any]
+    query_BHNd: Tensor,
+    key_BGNd: Tensor,
+    value_BGNd: Tensor,
+    mask: Tensor | None,
+    length_B: Tensor,
+    options: Mapping[str, Any],
 ) -> Tensor:
     """H query heads on G key/value heads; options are those of the attention interface."""
     rows = torch.arange(len(length_B), device=length_B.device)
@@ -85,10 +129,8 @@ def _weighted_values(
     scores_BGgN = torch.einsum("bghd,bgnd->bghn", last_BGgd, key_BGNd.float()) * scale
     if (cap := options.get("softcap")) is not None:
         scores_BGgN = cap * torch.tanh(scores_BGgN / cap)
-    position_1N = torch.arange(key_BGNd.shape[2], device=length_B.device)[None, :]
-    seen_BN = position_1N < length_B[:, None]
-    if (window := options.get("sliding_window")) is not None:
-        seen_BN = seen_BN & (position_1N >= length_B[:, None] - window)
+    seen_XNN = seen_by(mask, key_BGNd.shape[2], options.get("sliding_window"), length_B.device)
+    seen_BN = seen_XNN.expand(len(length_B), -1, -1)[rows, length_B - 1]
     weights_BGgN = scores_BGgN.masked_fill(~seen_BN[:, None, None, :], float("-inf")).softmax(dim=-1)
     mean_BN = weights_BGgN.mean(dim=(1, 2))
     kept_BGNd = torch.where(seen_BN[:, None, :, None], value_BGNd.float(), 0.0)

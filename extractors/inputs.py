@@ -51,8 +51,12 @@ class TokenIds:
     placeholder: int = -1
 
     def begins_with(self, prefix: np.ndarray) -> bool:
-        """Whether the ids begin with ``prefix``, and go on."""
-        return len(self.ids) > len(prefix) and np.array_equal(self.ids[: len(prefix)], prefix)
+        """Whether the ids begin with ``prefix``, and neither text nor placeholder does before its end.
+
+        They do where the template's last character and the text's first make one token, as unknown ones may.
+        """
+        own = self.text_begin if self.placeholder < 0 else min(self.text_begin, self.placeholder)
+        return own >= len(prefix) and np.array_equal(self.ids[: len(prefix)], prefix)
 
     def after(self, prefix: int) -> "TokenIds":
         """Returns this without its first ``prefix`` tokens, which hold neither text nor placeholder."""
@@ -233,7 +237,8 @@ def build_tokenizer(
         normalizes: whether sentences are prepared as the prompt papers' code does.
 
     Raises:
-        MethodError: a template leaves no room for ``MIN_TEXT_TOKENS`` tokens of text.
+        MethodError: a template leaves no room for ``MIN_TEXT_TOKENS`` tokens of text, or the tokenizer begins every
+            text with an id that the model does not know.
     """
     spec = json.loads(tokenizer.backend_tokenizer.to_str())
     control = _disarm_control_tokens(spec, set(tokenizer.all_special_tokens), vocabulary)
@@ -252,6 +257,12 @@ def build_tokenizer(
         normalizes=normalizes,
         mark_id=mark_id,
     )
+    unknown = [one for one in built.start_ids if one >= vocabulary]
+    if unknown:
+        raise MethodError(
+            f"the model's tokenizer begins every text with token {unknown[0]}, beyond the model's {vocabulary} "
+            "embeddings; it belongs to another model"
+        )
     for template in templates:
         alone = "".join(pieces(template.replace(PLACEHOLDER, _MARK)))
         length = len(built._backend.encode(alone, add_special_tokens=False))

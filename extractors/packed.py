@@ -40,7 +40,7 @@ def run_prefix(backbone: Anatomy, ids: Tensor) -> Prefix:
         heads[module] = key.clone(), value.clone()
         return original(module, query, key, value, mask, **options)
 
-    with attention_calls(backbone.config._attn_implementation, keep):
+    with attention_calls(backbone.attentions, backbone.config._attn_implementation, keep):
         backbone.model(input_ids=ids[None], use_cache=False)
     return Prefix(len(ids), heads)
 
@@ -89,7 +89,7 @@ def run_packed(
 
     # A mask of four dimensions is handed on as it is; without one, transformers makes one of T times T.
     handed_on = torch.empty((1, 1, 1, 1), dtype=torch.bool, device=ids_1T.device)
-    with attention_calls(kind, attend):
+    with attention_calls(backbone.attentions, kind, attend):
         backbone.model(input_ids=ids_1T, position_ids=positions_1T, attention_mask=handed_on, use_cache=False)
 
 
@@ -142,14 +142,14 @@ def _groups(lengths: Sequence[int], device: torch.device) -> Iterator[_Group]:
 
 
 def _causal_mask(before: int, length: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns [1, 1, N, P + N], to be added to the scores: 0 where a token sees another, the lowest value elsewhere."""
+    """Returns [1, 1, N, P + N], to be added to the scores: 0 where a token sees another, -inf elsewhere."""
     position_N = torch.arange(before, before + length, device=device)
     distance_NM = position_N[:, None] - torch.arange(before + length, device=device)[None, :]
     seen_NM = distance_NM >= 0
     if window is not None:
         seen_NM &= distance_NM < window
     mask_NM = torch.zeros(seen_NM.shape, dtype=dtype, device=device)
-    return mask_NM.masked_fill_(~seen_NM, torch.finfo(dtype).min)[None, None]
+    return mask_NM.masked_fill_(~seen_NM, float("-inf"))[None, None]
 
 
 def _attention_on_cpu(

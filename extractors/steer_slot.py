@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from extractors.anatomy import Anatomy
-from extractors.heads import attention_calls
+from extractors.heads import attention_calls, seen_by
 from extractors.pooling import Extents
 from extractors.steering import KeyValueSlot
 
@@ -19,13 +19,11 @@ def with_slot(backbone: Anatomy, kind: KeyValueSlot, extents: Extents) -> Iterat
     modules = {backbone.attention(block) for block in kind.blocks}
 
     def attend(
-        module: Any, original: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Mapping[str, Any]
+        _module: Any, _original: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Mapping[str, Any]
     ) -> Any:
-        if module in modules:
-            return _attention_with_slot(query, key, value, extents.length, kind.bias, options), None
-        return original(module, query, key, value, mask, **options)
+        return _attention_with_slot(query, key, value, mask, extents.length, kind.bias, options), None
 
-    with attention_calls(backbone.config._attn_implementation, attend):
+    with attention_calls(modules, backbone.config._attn_implementation, attend):
         yield
 
 
@@ -33,6 +31,7 @@ def _attention_with_slot(
     query_BHNd: Tensor,
     key_BGNd: Tensor,
     value_BGNd: Tensor,
+    mask: Tensor | None,
     length_B: Tensor,
     bias: float,
     options: Mapping[str, Any],
@@ -51,12 +50,8 @@ def _attention_with_slot(
     scores_BGgNM = torch.einsum("bghnd,bgmd->bghnm", query_BGgNd, keys_BGMd).float() * scale
     if (cap := options.get("softcap")) is not None:
         scores_BGgNM = cap * torch.tanh(scores_BGgNM / cap)
-    position_N = torch.arange(query_BHNd.shape[2], device=length_B.device)
-    distance_NN = position_N[:, None] - position_N[None, :]
-    seen_NN = distance_NN >= 0
-    if (window := options.get("sliding_window")) is not None:
-        seen_NN = seen_NN & (distance_NN < window)
-    scores_BGgNM[..., 1:].masked_fill_(~seen_NN, float("-inf"))
+    seen_XNN = seen_by(mask, query_BHNd.shape[2], options.get("sliding_window"), length_B.device)
+    scores_BGgNM[..., 1:].masked_fill_(~seen_XNN[:, None, None], float("-inf"))
     scores_BGgNM[..., 0] += bias
     weights_BGgNM = scores_BGgNM.softmax(dim=-1).to(value_BGNd.dtype)
     return torch.einsum("bghnm,bgmd->bghnd", weights_BGgNM, values_BGMd).flatten(1, 2).transpose(1, 2).contiguous()

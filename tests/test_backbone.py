@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, BertConfig, LlamaForCausalLM, T5Config
+from transformers import AutoModel, BertConfig, Gemma3nTextConfig, LlamaForCausalLM, T5Config
 
 from extractors import Encoder, ModelError
 from extractors.backbone import find_model, load_backbone, skeleton
@@ -98,6 +98,14 @@ def test_wrong_model_names(tmp_path: Path, folder: Path) -> None:
 def test_models_that_are_not_decoders_are_refused(tmp_path: Path, config: Any) -> None:
     AutoModel.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="decoder-only"):
+        skeleton(find_model(str(tmp_path)))
+
+
+def test_a_model_with_several_states_a_token_is_refused(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    shared = {"num_kv_shared_layers": 0, "layer_types": ["full_attention"], "activation_sparsity_pattern": [0.0]}
+    Gemma3nTextConfig(**sizes, **shared, vocab_size=512).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="'gemma3n_text' keeps several states a token"):
         skeleton(find_model(str(tmp_path)))
 
 

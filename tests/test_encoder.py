@@ -1,12 +1,22 @@
 """Vectors against a second implementation, and the law that a vector does not depend on its batch."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, BloomConfig, Gemma3TextConfig, Phi3Config
+from transformers import (
+    AutoModel,
+    BloomConfig,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoConfig,
+    GptOssConfig,
+    Phi3Config,
+    PhimoeConfig,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from extractors import Encoder, Method, MethodError, ModelError, TextError
@@ -14,8 +24,10 @@ from extractors.errors import RowTooLarge
 from extractors.hooks import reading
 from extractors.listing import list_methods
 from extractors.method import Pooling, Read
+from extractors.packed import _causal_mask
 from extractors.plan import plan
 from extractors.pooling import Extents, pool
+from extractors.steering import KeyValueSlot
 from tests.conftest import CONFIGS, SENTENCES, byte_level, llama, save_model
 from tests.reference import assert_same_vectors, plain_vectors
 
@@ -308,6 +320,78 @@ def test_equal_texts_are_run_once(tiny: dict[str, str]) -> None:
     assert np.array_equal(found[len(SENTENCES)], found[3])
 
 
+def test_threads_with_encoders_of_their_own_or_one_between_them(tiny: dict[str, str]) -> None:
+    encoders = [Encoder(tiny[family], "lt", token_budget=64) for family in ("llama", "qwen2")]
+    encoders.append(encoders[0])
+    # Another's model, which is not ours to stand in for.
+    plain, ids = AutoModel.from_pretrained(tiny["llama"]).eval(), torch.arange(5, 25)[None]
+    with torch.inference_mode():
+        alone, state = [encoder.encode(SENTENCES) for encoder in encoders], plain(ids).last_hidden_state
+
+    def same(number: int) -> bool:
+        if number % 4 == 3:
+            with torch.inference_mode():
+                return torch.equal(plain(ids).last_hidden_state, state)
+        return np.array_equal(encoders[number % 4].encode(SENTENCES), alone[number % 4])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(same, range(80)))
+
+
+def test_attention_that_is_not_told_where_rows_end_runs_them_side_by_side(tmp_path: Path) -> None:
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512, "n_positions": 128}
+    # Its eager attention is a function of its own.
+    config = GPT2Config(**sizes, reorder_and_upcast_attn=True, bos_token_id=0, eos_token_id=1)  # type: ignore[arg-type]
+    model = save_model(tmp_path, config, byte_level())
+    found = Encoder(model, method("hidden", (1,), "last"), attention="eager").encode(SOME)
+    assert_same_vectors(found, plain_vectors(model, SOME, "hidden", [1], "last"))
+
+
+_SMALL: dict[str, Any] = {"hidden_size": 64, "vocab_size": 512, "max_position_embeddings": 256}
+_MOE: dict[str, Any] = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 96}
+_HEADS: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2}
+SLOT_OFF = KeyValueSlot(layers=(0, 1), bias=-1e9)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (
+            GPTNeoConfig(num_layers=2, num_heads=4, attention_types=[[["global"], 2]], **_SMALL),
+            "transformers' interface",
+        ),
+        (GptOssConfig(head_dim=16, **_SMALL, **_HEADS, **_MOE), "has sinks"),
+    ],
+    ids=["gpt-neo", "gpt-oss"],
+)
+def test_attention_that_cannot_be_stood_in_for_is_refused(tmp_path: Path, config: Any, reason: str) -> None:
+    model = save_model(tmp_path, config, byte_level())
+    with pytest.raises(MethodError, match=f"attention of block 0, and cannot .*{config.model_type}.*{reason}"):
+        Encoder(model, method("hidden", (1,), "last", steering=(SLOT_OFF,)))
+
+
+def test_what_a_family_says_in_its_mask_alone_holds_for_the_slot_and_shared_weights(tmp_path: Path) -> None:
+    # Its window is in no option of attention.
+    model = save_model(tmp_path, PhimoeConfig(sliding_window=9, **_SMALL, **_HEADS, **_MOE), byte_level())
+    without, off = (
+        Encoder(model, method("hidden", (1,), "mean", steering=steering), max_length=120).encode(SOME)
+        for steering in ((), (SLOT_OFF,))
+    )
+    assert_same_vectors(off, without)
+    shared = Encoder(model, method("head-output", (0, 1), "last", EOL, heads="shared-weights"), max_length=120)
+    assert_same_vectors(shared.encode(SOME), plain_vectors(model, SOME, "shared-weights", [0, 1], "last", EOL))
+
+
+def test_no_causal_mask_lets_a_large_score_through() -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        mask = _causal_mask(1, 3, 2, dtype, torch.device("cpu"))
+        assert mask[0, 0].isneginf().tolist() == [
+            [False, False, True, True],
+            [True, False, False, True],
+            [True, True, False, False],
+        ]
+
+
 def _limited(encoder: Encoder, tokens: int) -> list[int]:
     """Lets the device's memory suffice for so many tokens at once; returns the sizes that were tried."""
     tried: list[int] = []
@@ -339,6 +423,12 @@ def test_a_text_too_large_for_memory_is_named(tiny: dict[str, str]) -> None:
     with pytest.raises(RowTooLarge, match="text of 160 tokens alone") as caught:
         encoder.encode([SENTENCES[0], SENTENCES[0], "x " * 80, *SENTENCES[1:3]])
     assert caught.value.row == 2
+    # Where not even the prompt's beginning can be run, each text that needs it is named.
+    encoder = Encoder(tiny["llama"], "metaeol")
+    _limited(encoder, 10)
+    with pytest.raises(RowTooLarge) as caught:
+        encoder.encode(SENTENCES[:3])
+    assert caught.value.row == 0
 
 
 def test_other_failures_are_not_taken_for_a_lack_of_memory(tiny: dict[str, str]) -> None:

@@ -95,6 +95,24 @@ def test_id_beyond_the_embeddings_is_refused_alone() -> None:
     assert isinstance(word, TextError) and word.code == "beyond-embeddings"
 
 
+def test_start_token_beyond_the_embeddings_is_refused() -> None:
+    own = with_marker_beyond_embeddings(512)
+    start = processors.TemplateProcessing(single="<beyond> $A", special_tokens=[("<beyond>", 512)])
+    own.backend_tokenizer.post_processor = start
+    with pytest.raises(MethodError, match="begins every text with token 512, beyond the model's 512 embeddings"):
+        build_tokenizer(own, ("{text}",), vocabulary=512, max_length=64)
+
+
+def test_a_row_begins_with_a_prefix_only_before_its_own_text_and_placeholder() -> None:
+    ids, prefix = np.array([3, 4, 5, 6], dtype=np.int32), np.array([3, 4], dtype=np.int32)
+    assert TokenIds(ids, 2, 4, False).begins_with(prefix)
+    assert TokenIds(ids, 3, 4, False, placeholder=2).begins_with(prefix)
+    # The template's last character and the text's first in one token.
+    assert not TokenIds(ids, 1, 4, False).begins_with(prefix)
+    assert not TokenIds(ids, 3, 4, False, placeholder=1).begins_with(prefix)
+    assert not TokenIds(ids, 2, 4, False).begins_with(prefix + 1)
+
+
 @pytest.mark.parametrize("text", ["", " ", "\t\n", "\u200b", "\ufeff", " \u200b\u00a0\u2028"])
 def test_blank(text: str) -> None:
     assert is_blank(text)

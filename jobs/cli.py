@@ -63,7 +63,8 @@ def run_command(
     """Parses options, does the work, prints its result and returns the exit status.
 
     Args:
-        work: config -> (result for --json, text for people, exit status).
+        work: config -> (result for --json, text for people, exit status). It imports what it needs: torch and
+            transformers take seconds, which help and refused options should not.
         lists: whether the text is the result itself and not a summary of what was written to files.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)

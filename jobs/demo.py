@@ -5,7 +5,6 @@ from typing import Any
 
 from jobs.cli import OK, run_command, run_process
 from pipeline.config import DemoConfig
-from pipeline.demo import demo
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -14,6 +13,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: DemoConfig) -> tuple[dict[str, Any], str, int]:
+    from pipeline.demo import demo
+
     results, summary = demo(config)
     return results, summary, OK
 

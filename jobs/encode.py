@@ -6,9 +6,6 @@ from typing import Any
 
 from jobs.cli import OK, TOO_MANY_QUARANTINED, run_command, run_process
 from pipeline.config import EncodeConfig
-from pipeline.encode import prepare, run
-from pipeline.output_dim import with_output_dim
-from pipeline.plan import describe
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,6 +14,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: EncodeConfig) -> tuple[dict[str, Any], str, int]:
+    from pipeline.encode import prepare, run
+    from pipeline.output_dim import with_output_dim
+    from pipeline.plan import describe
+
     work = prepare(config if config.plan else with_output_dim(config))
     plan, text = describe(work, config.num_actors, config.price_per_hour, config.output_dim)
     if config.plan:

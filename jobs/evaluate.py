@@ -5,7 +5,6 @@ from typing import Any
 
 from jobs.cli import OK, run_command, run_process
 from pipeline.config import EvaluateConfig
-from pipeline.evaluate import evaluate
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -14,6 +13,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: EvaluateConfig) -> tuple[dict[str, Any], str, int]:
+    from pipeline.evaluate import evaluate
+
     results = evaluate(config)
     lines = []
     for result in results:

@@ -5,7 +5,6 @@ from typing import Any
 
 from jobs.cli import OK, run_command, run_process
 from pipeline.config import FitConfig
-from pipeline.fit import describe_fit, fit, prepare_fit
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -14,6 +13,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: FitConfig) -> tuple[dict[str, Any], str, int]:
+    from pipeline.fit import describe_fit, fit, prepare_fit
+
     if config.plan:
         return *describe_fit(prepare_fit(config)), OK
     result = fit(config)

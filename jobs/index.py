@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobs.cli import OK, run_command, run_process
-from pipeline.build_index import build_index
 from pipeline.config import IndexConfig
 
 
@@ -14,6 +13,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: IndexConfig) -> tuple[dict[str, Any], str, int]:
+    from pipeline.build_index import build_index
+
     about = build_index(config)
     summary = (
         f"{config.output}: {about['ntotal']:,} vectors of {about['dim']} values, {about['factory']}, "

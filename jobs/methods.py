@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from extractors.listing import as_text, list_methods
 from jobs.cli import OK, run_command, run_process
 from pipeline.config import MethodsConfig
 
@@ -14,6 +13,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: MethodsConfig) -> tuple[dict[str, Any], str, int]:
+    from extractors.listing import as_text, list_methods
+
     listed = list_methods(config.model, config.revision)
     return {"model": config.model, "methods": listed}, as_text(listed), OK
 

@@ -7,7 +7,6 @@ import pyarrow as pa
 
 from jobs.cli import FAILED, OK, run_command, run_process
 from pipeline.config import SearchConfig
-from pipeline.search import search, write_hits
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -16,6 +15,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: SearchConfig) -> tuple[dict[str, Any], str, int]:
+    from pipeline.search import search, write_hits
+
     hits, queries, refused = search(config)
     if config.output:
         write_hits(hits, config.output)

@@ -5,7 +5,6 @@ from typing import Any
 
 from jobs.cli import OK, run_command, run_process
 from pipeline.config import SweepConfig
-from pipeline.sweep import sweep
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -14,6 +13,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: SweepConfig) -> tuple[dict[str, Any], str, int]:
+    from pipeline.sweep import sweep
+
     result = sweep(config)
     lines = [f"{config.over} {point['value']:>6}: {point['mean']:.4f}" for point in result["points"]]
     return result, "\n".join([*lines, f"best: {result['best']}; see {config.output}/recipe.yaml"]), OK

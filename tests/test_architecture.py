@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from jobs.cli import COMMANDS
+
 ROOT = Path(__file__).parent.parent
 OWN = {"extractors", "index", "pipeline", "jobs"}
 ALLOWED = {
@@ -55,4 +57,10 @@ def test_jobs_only_wire() -> None:
 
 def test_a_process_that_tokenizes_imports_no_torch() -> None:
     code = "import sys, pipeline.tokenizing; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_help_and_refused_options_wait_for_no_torch() -> None:
+    imports = ", ".join(f"jobs.{command}" for command in COMMANDS)
+    code = f"import sys, {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

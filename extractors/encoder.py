@@ -40,7 +40,7 @@ _Announced = Callable[[np.ndarray, int], contextlib.AbstractContextManager[None]
 
 
 class Encoder:
-    """A frozen model that reads one method's vectors.
+    """A frozen model that reads one method's vectors. Threads may share one or have their own; they take turns.
 
     >>> Encoder("Qwen/Qwen3-8B", "aligned-wva-futureeol").encode(["Bonjour", "Hello"]).shape
     (2, 4096)

@@ -30,6 +30,8 @@ _UNREACHABLE = "\U0010ffff"
 # How a template's placeholder is spelled for the tokenizer: as no text can, since texts with it are refused.
 _MARK = f"{_UNREACHABLE}{PLACEHOLDER}"
 _BRACKETED = re.compile(r"^(<.*>|\[.*\]|\{.*\})$", re.DOTALL)
+# What a byte that no piece holds becomes, in vocabularies that fall back to bytes.
+_BYTE = re.compile(r"^<0x[0-9A-Fa-f]{2}>$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,6 +311,13 @@ def _disarm_control_tokens(spec: dict[str, Any], special: set[str], vocabulary: 
     is_table = isinstance(model["vocab"], dict)
     pieces = list(model["vocab"]) if is_table else [piece for piece, _ in model["vocab"]]
     unknown = pieces[model["unk_id"]] if isinstance(model.get("unk_id"), int) else model.get("unk_token")
+    if model.get("byte_fallback"):
+        # Some files list the byte pieces as added tokens too, which would make one of the spelling "<0x41>". In the
+        # vocabulary they must keep their names, or all that is spelled in bytes turns into the unknown token.
+        known = set(pieces)
+        spec["added_tokens"] = [
+            one for one in spec["added_tokens"] if not (_BYTE.match(one["content"]) and one["content"] in known)
+        ]
     renamed: dict[str, str] = {}
     for token in spec["added_tokens"]:
         spelling = token["content"]

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from extractors.errors import MethodError, TextError
@@ -93,6 +93,23 @@ def test_id_beyond_the_embeddings_is_refused_alone() -> None:
     letter, word = (row[0] for row in tokenizer.tokenize(["a", "station"]))
     assert isinstance(letter, TokenIds)
     assert isinstance(word, TextError) and word.code == "beyond-embeddings"
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_byte_pieces_listed_as_added_tokens_stay_bytes(special: bool) -> None:
+    vocab = {"<unk>": 0, "a": 1, **{f"<0x{byte:02X}>": byte + 2 for byte in range(256)}}
+    plain = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    listed = Tokenizer.from_str(plain.to_str())
+    listed.add_tokens([AddedToken(f"<0x{byte:02X}>", special=special, normalized=False) for byte in range(256)])
+    tokenizer = build_tokenizer(
+        PreTrainedTokenizerFast(tokenizer_object=listed, unk_token="<unk>"), ("{text}",), vocabulary=258, max_length=64
+    )
+    for text in ("a一", "🙂", "<0x41>"):
+        assert one(tokenizer, text).ids.tolist() == plain.encode(text).ids == _bytes_of(text)
+
+
+def _bytes_of(text: str) -> list[int]:
+    return [1 if byte == ord("a") else byte + 2 for byte in text.encode()]
 
 
 def test_start_token_beyond_the_embeddings_is_refused() -> None:
